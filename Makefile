@@ -1,0 +1,37 @@
+# Two commands are all that is needed: `make demo` and `make test`. Both install what they need, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+WORKERS ?= 2
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/installed
+	@mkdir -p runs
+	$(BIN)/fedcat compare --methods fedavg,fedcat --seeds 3 --dataset digits --partition dirichlet --alpha 0.1 \
+		--devices 100 --fraction 0.1 --rounds 200 --epochs 5 --batch-size 10 --momentum 0.5 --sweep lr=0.01,0.05
+
+test: $(VENV)/installed-dev check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "fedcat needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

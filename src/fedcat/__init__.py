@@ -1,0 +1,1 @@
+"""Federated learning on skewed data: FedCat and its rivals."""

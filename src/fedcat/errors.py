@@ -1,0 +1,28 @@
+"""What a user is told when a setting cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used; the message names it, its value and what would be right."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
+    """Build the error for a name that nobody registered, with the nearest known name.
+
+    Parameters
+    ----------
+    kind : str
+        What the name is a name of, such as ``method``.
+    name : str
+        The name that was not found.
+    known : iterable of str
+        The names that exist.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return SettingError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")

@@ -1,0 +1,149 @@
+"""The nets: a small one for the digits and the five of the FedCat experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedcat.errors import SettingError
+from fedcat.registry import Registry
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+"""Makes a net for inputs of a shape (without the batch) and a number of classes."""
+
+NETS: Registry[Factory] = Registry("net")
+
+
+class Net(nn.Module):
+    """A net in two parts: everything up to the input of the last layer, and the last layer."""
+
+    def __init__(self, features: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the inputs `x`."""
+        out: Tensor = self.head(self.features(x))
+        return out
+
+
+class CentreCrop(nn.Module):
+    """Keeps the middle `size` x `size` pixels of an image."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the cropped images."""
+        top = (x.shape[-2] - self.size) // 2
+        left = (x.shape[-1] - self.size) // 2
+        return x[..., top : top + self.size, left : left + self.size]
+
+
+def _expect(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if tuple(shape) != wanted:
+        raise SettingError(
+            f"net {name!r} takes inputs of shape {wanted}, got data of shape {tuple(shape)}: "
+            "choose a net made for the dataset"
+        )
+
+
+@NETS.register("digits-cnn", "13,706 parameters for the 8 x 8 digits: two convolutions, two linear layers")
+def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Make a small CNN for the 8 x 8 digits."""
+    _expect("digits-cnn", shape, (1, 8, 8))
+    features = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(128, 64), nn.ReLU()),
+    )
+    return Net(features, nn.Linear(64, classes))
+
+
+def _lab(channels: tuple[int, int, int], flat: int, hidden: tuple[int, ...], classes: int) -> nn.Module:
+    """Make two 5 x 5 convolutions, each pooled, and linear layers."""
+    into, first, second = channels
+    layers: list[nn.Module] = [
+        *(nn.Conv2d(into, first, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    ]
+    width = flat
+    for units in hidden:
+        layers += [nn.Linear(width, units), nn.ReLU()]
+        width = units
+    return Net(nn.Sequential(*layers), nn.Linear(width, classes))
+
+
+@NETS.register("lab-cifar", "62,006 parameters at 10 classes: LeNet for 32 x 32 colour images")
+def lab_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Make LeNet for CIFAR."""
+    _expect("lab-cifar", shape, (3, 32, 32))
+    return _lab((3, 6, 16), 400, (120, 84), classes)
+
+
+@NETS.register("lab-mnist", "66,130 parameters at 10 classes: LeNet for 28 x 28 grey images")
+def lab_mnist(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Make LeNet for MNIST."""
+    _expect("lab-mnist", shape, (1, 28, 28))
+    return _lab((1, 20, 50), 800, (50,), classes)
+
+
+@NETS.register("lab-femnist", "160,510 parameters at 62 classes: LeNet for 28 x 28 handwriting")
+def lab_femnist(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Make LeNet for FEMNIST."""
+    _expect("lab-femnist", shape, (1, 28, 28))
+    return _lab((1, 16, 32), 512, (256,), classes)
+
+
+@NETS.register("mcmahan-mnist", "1,663,370 parameters at 10 classes: the MNIST CNN of McMahan et al. 2017")
+def mcmahan_mnist(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Make the CNN that McMahan et al. trained on MNIST."""
+    _expect("mcmahan-mnist", shape, (1, 28, 28))
+    features = nn.Sequential(
+        *(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU()),
+    )
+    return Net(features, nn.Linear(512, classes))
+
+
+@NETS.register("mcmahan-cifar", "1,068,298 parameters at 10 classes: the CIFAR CNN of McMahan et al. 2017")
+def mcmahan_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Make the CNN that McMahan et al. trained on CIFAR-10, with its 24 x 24 centre crop.
+
+    Its pooling is TensorFlow's "same": one row and one column of padding, at the far sides.
+    """
+    _expect("mcmahan-cifar", shape, (3, 32, 32))
+    features = nn.Sequential(
+        CentreCrop(24),
+        *(nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True)),
+        nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0),
+        *(nn.Conv2d(64, 64, 5, padding=2), nn.ReLU()),
+        nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        *(nn.Flatten(), nn.Linear(2304, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU()),
+    )
+    return Net(features, nn.Linear(192, classes))
+
+
+def check_outputs(net: nn.Module, sample: Tensor, classes: int) -> None:
+    """Raise a `SettingError` unless `net` maps the batch `sample` to one logit a class."""
+    name = type(net).__name__
+    net.eval()
+    try:
+        with torch.no_grad():
+            out = net(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SettingError(f"net {name} does not take inputs of shape {tuple(sample.shape[1:])}: {first}") from error
+    if not isinstance(out, Tensor) or tuple(out.shape) != (len(sample), classes):
+        got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+        raise SettingError(
+            f"net {name} gives an output of shape {got}, the dataset has {classes} classes: "
+            f"its output must have shape ({classes},)"
+        )
