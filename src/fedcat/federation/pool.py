@@ -1,0 +1,103 @@
+"""Samples in memory, as their publisher stores them, and how a batch of them becomes a net's input."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcat.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Turns stored numbers into inputs: (x / scale - mean) / std, by channel where there are several."""
+
+    scale: float = 255.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the batch `x` [batch, channels, ...] normalised, as `dtype`."""
+        shape = (1, -1, *(1 for _ in range(x.dim() - 2)))
+        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
+        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
+        return (x.to(dtype) / self.scale - mean) / std
+
+
+class Pool:
+    """Inputs and labels of one dataset's training or test part.
+
+    Parameters
+    ----------
+    x : array_like
+        Inputs [samples, ...]. Bytes stay bytes until a batch is taken.
+    y : array_like
+        Class numbers [samples], from 0.
+    normalise : Normalise, optional
+        How stored numbers become inputs. Without it bytes are divided by 255, floating numbers are used as they
+        are, and other integers (tokens) stay integers.
+    """
+
+    def __init__(self, x: object, y: object, normalise: Normalise | None = None) -> None:
+        self.x = _tensor("x", x)
+        self.y = _tensor("y", y).to(torch.int64)
+        if self.y.dim() != 1 or len(self.x) != len(self.y):
+            raise SettingError(
+                f"y must hold one class number for each of the {len(self.x)} samples of x, "
+                f"got shape {tuple(self.y.shape)}"
+            )
+        if len(self.y) == 0:
+            raise SettingError("x must hold at least one sample, got none")
+        if int(self.y.min()) < 0:
+            raise SettingError(f"y must hold class numbers from 0, got {int(self.y.min())}")
+        if normalise is None and self.x.dtype == torch.uint8:
+            normalise = Normalise()
+        self.normalise = normalise
+        self._moved: dict[torch.device, Pool] = {}
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.x.shape[1:])
+
+    def to(self, device: torch.device) -> Pool:
+        """Return this pool on `device`; the same object each time, so that simulations share it."""
+        if self.x.device == device:
+            return self
+        if device not in self._moved:
+            self._moved[device] = Pool(self.x.to(device), self.y.to(device), self.normalise)
+        return self._moved[device]
+
+    def inputs(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
+        """Return the inputs at `index` (any shape of positions, or a slice) as the net takes them."""
+        x = self.x[index]
+        if self.normalise is None:
+            return x.to(dtype) if x.is_floating_point() else x
+        lead = x.shape[: x.dim() - len(self.shape)]
+        return self.normalise(x.reshape(-1, *self.shape), dtype).view(*lead, *self.shape)
+
+    @cached_property
+    def digest(self) -> str:
+        """A SHA-256 over the stored inputs and labels."""
+        digest = hashlib.sha256()
+        for part in (self.x, self.y):
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            digest.update(np.ascontiguousarray(part.cpu().numpy()).data)
+        return digest.hexdigest()
+
+
+def _tensor(name: str, values: object) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise SettingError(f"{name} must hold numbers, got an array of {array.dtype}")
+    return torch.from_numpy(np.array(array))
