@@ -1,0 +1,69 @@
+"""How devices train: the contract of engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedcat.federation.pool import Pool
+from fedcat.hop import Hop, Reply
+from fedcat.local import Task
+from fedcat.models.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Job = tuple[Task, Hop]
+
+EVALUATION_BATCH = 1000
+
+
+class Engine(ABC):
+    """Trains hops, of several simulations at once, and evaluates rows."""
+
+    name: str
+
+    @abstractmethod
+    def train(self, jobs: Sequence[Job]) -> list[Reply]:
+        """Train every hop and return the replies in the order of the jobs."""
+
+    def evaluate(
+        self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
+    ) -> list[tuple[float, float]]:
+        """Return accuracy and mean loss of each row on a pool, or on its samples at `index`."""
+        where = torch.arange(len(pool), device=pool.x.device) if index is None else index
+        layout.net.eval()
+        results = []
+        with torch.no_grad():
+            for row in rows:
+                parameters = layout.parameter_views(row[: layout.parameter_size])
+                buffers = layout.buffer_views(row[layout.parameter_size :])
+                right = torch.zeros((), dtype=torch.int64, device=row.device)
+                loss = torch.zeros((), dtype=torch.float64, device=row.device)
+                for part in torch.split(where, EVALUATION_BATCH):
+                    y = pool.y[part]
+                    net = layout.bind(parameters, buffers)
+                    logits = net.logits(pool.inputs(part, layout.dtype))
+                    right += (logits.argmax(-1) == y).sum()
+                    loss += functional.cross_entropy(logits, y, reduction="sum").to(torch.float64)
+                results.append((int(right) / len(where), float(loss) / len(where)))
+        return results
+
+
+@contextmanager
+def exactly(on: bool) -> Iterator[None]:
+    """Within this, if `on`, the backend neither tunes kernels by timing nor picks one that may vary."""
+    cudnn = torch.backends.cudnn
+    before = (cudnn.benchmark, cudnn.deterministic)
+    if on:
+        cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before

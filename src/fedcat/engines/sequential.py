@@ -1,0 +1,115 @@
+"""The reference engine: one device after another, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedcat.chance import Purpose, chance, torch_seed
+from fedcat.engines.engine import Engine, Job, exactly
+from fedcat.engines.schedule import batches
+from fedcat.hop import Hop, Reply
+from fedcat.local import Batch, LocalRule, Task, stack
+
+
+class SequentialEngine(Engine):
+    """Trains each hop by itself with autograd and ``torch.optim.SGD``.
+
+    Parameters
+    ----------
+    exact : bool
+        Keep to kernels that give the same bits every time.
+    """
+
+    name = "sequential"
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
+
+    def train(self, jobs: Sequence[Job]) -> list[Reply]:
+        """Train the hops in their order."""
+        with exactly(self.exact):
+            return [train_one(task, hop) for task, hop in jobs]
+
+
+def train_one(task: Task, hop: Hop) -> Reply:
+    """Train one hop."""
+    layout, rule = task.layout, task.rule
+    index, lengths = batches(task, hop)
+    where = torch.from_numpy(index).to(hop.start.device)
+    drawn = {}
+    if rule.own_loss:
+        rng = chance(task.seed, Purpose.RULE, hop.round, hop.device, hop.visit)
+        drawn = rule.draw(rng, task, hop, len(index))
+        drawn = {n: t.to(hop.start.device) for n, t in drawn.items()}
+    local = _Local(task, hop)
+    layout.net.train()
+    total = torch.zeros((), dtype=layout.dtype, device=hop.start.device)
+    gpus = [hop.start.device] if hop.start.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(torch_seed(chance(task.seed, Purpose.NET, hop.round, hop.device, hop.visit)))
+        for step, length in enumerate(lengths.tolist()):
+            part = where[step, :length]
+            batch = Batch(task.pool.inputs(part, layout.dtype), task.pool.y[part])
+            total += local.step(batch, {n: t[step] for n, t in drawn.items()})
+    return local.reply(len(lengths), float(total) / len(lengths))
+
+
+class _Local:
+    """One device while it trains: leaves that are views of one row, and an optimiser over them."""
+
+    def __init__(self, task: Task, hop: Hop) -> None:
+        layout = task.layout
+        self.task, self.hop = task, hop
+        self.p = hop.start[: layout.parameter_size].clone()
+        self.leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(self.p).items()}
+        self.buffers = layout.buffer_views(hop.start[layout.parameter_size :])
+        self.sgd = torch.optim.SGD(
+            list(self.leaves.values()), lr=hop.lr, momentum=task.momentum, weight_decay=task.weight_decay
+        )
+        self.sent, self.memory = stack([hop.sent]), stack([hop.memory])
+        self.start = hop.start[None, : layout.parameter_size]
+        self.changes_gradient = type(task.rule).gradient is not LocalRule.gradient
+        self.changes_step = type(task.rule).after is not LocalRule.after
+
+    def step(self, batch: Batch, drawn: dict[str, Tensor]) -> Tensor:
+        """Take one step and return the loss before it."""
+        rule = self.task.rule
+        net = self.task.layout.bind(self.leaves, self.buffers)
+        sent = self.hop.sent if rule.own_loss else {}
+        loss = rule.loss(net, batch, sent, drawn)
+        grads = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
+        self.buffers = {n: b.detach() for n, b in net.buffers.items()}
+        if self.changes_gradient:
+            flat = torch.cat([g.reshape(-1) for g in grads])[None]
+            flat = rule.gradient(flat, self.p[None], self.start, self.sent, self.memory)[0]
+            grads = tuple(self.task.layout.parameter_views(flat).values())
+        for leaf, grad in zip(self.leaves.values(), grads, strict=True):
+            leaf.grad = grad
+        if self.task.clip is not None:
+            nn.utils.clip_grad_norm_(list(self.leaves.values()), self.task.clip)
+        self.sgd.step()
+        if self.changes_step:
+            lr = self.p.new_tensor([[self.hop.lr]])
+            self.p.copy_(rule.after(self.p[None], lr, self.sent, self.memory)[0])
+        return loss.detach()
+
+    def reply(self, steps: int, loss: float) -> Reply:
+        """Return the reply after the last step."""
+        task, hop = self.task, self.hop
+        column = [self.p.new_tensor([[value]]) for value in (steps, hop.lr, task.momentum)]
+        uploads, memory = task.rule.finish(
+            self.start, self.p[None], column[0], column[1], column[2], self.sent, self.memory
+        )
+        buffers = [b.reshape(-1) for b in self.buffers.values()]
+        return Reply(
+            hop=hop.id,
+            end=torch.cat([self.p, *buffers]),
+            samples=task.samples(hop.device),
+            steps=steps,
+            loss=loss,
+            uploads={n: t[0] for n, t in uploads.items()},
+            memory={n: t[0] for n, t in memory.items()},
+        )

@@ -1,0 +1,308 @@
+"""The stacked engine: all rows of a launch train together, one step of each at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from fedcat.chance import Purpose, chance
+from fedcat.engines.engine import Engine, Job, exactly
+from fedcat.engines.schedule import batches
+from fedcat.hop import Reply, Tensors
+from fedcat.local import Batch, LocalRule, stack
+from fedcat.models.traits import traits
+
+
+class StackedEngine(Engine):
+    """Trains hops that share a net as one matrix of rows.
+
+    Rows may have different numbers of steps and batches of different lengths, step sizes, momenta and rules; a row
+    that has taken its last step is dropped from the launch.
+
+    Parameters
+    ----------
+    exact : bool
+        Give the same bits whatever else is in the launch: a lone row is doubled and batches are always filled up
+        to the batch size.
+    """
+
+    name = "stacked"
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
+
+    def train(self, jobs: Sequence[Job]) -> list[Reply]:
+        """Train the hops, those that can share a launch together."""
+        launches: dict[object, list[int]] = {}
+        for position, (task, _) in enumerate(jobs):
+            key = (
+                id(task.layout),
+                id(task.pool),
+                task.rule.loss_key(),
+                task.batch_size if self.exact else None,
+            )
+            launches.setdefault(key, []).append(position)
+        replies: dict[int, Reply] = {}
+        with exactly(self.exact):
+            for positions in launches.values():
+                launch = _Launch([jobs[p] for p in positions], self.exact)
+                replies.update(zip(positions, launch.run(), strict=True))
+        return [replies[p] for p in range(len(jobs))]
+
+
+class _Slab:
+    """The rows of a launch that have one rule: its row algebra runs on all of them at once."""
+
+    def __init__(self, rule: LocalRule, first: int, jobs: list[Job], steps: list[int], size: int) -> None:
+        self.rule, self.first, self.stop = rule, first, first + len(jobs)
+        hops = [hop for _, hop in jobs]
+        self.start = torch.stack([hop.start[:size] for hop in hops])
+        self.sent, self.memory = stack([h.sent for h in hops]), stack([h.memory for h in hops])
+        new = self.start.new_tensor
+        self.lr = new([[hop.lr] for hop in hops])
+        self.momentum = new([[task.momentum] for task, _ in jobs])
+        self.steps = new([[s] for s in steps])
+        self.changes_gradient = type(rule).gradient is not LocalRule.gradient
+        self.changes_step = type(rule).after is not LocalRule.after
+        self.keep(np.arange(self.first, self.stop))
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """From now on work on these rows of the launch, as far as they are this slab's."""
+        mine = rows[(rows >= self.first) & (rows < self.stop)] - self.first
+        self.count = len(mine)
+        if self.changes_gradient or self.changes_step:
+            self._start, self._lr = _take(self.start, mine), _take(self.lr, mine)
+            self._sent = {n: _take(t, mine) for n, t in self.sent.items()}
+            self._memory = {n: _take(t, mine) for n, t in self.memory.items()}
+
+    def gradient(self, g: Tensor, p: Tensor) -> Tensor:
+        """Return the rule's gradient for the rows that it works on."""
+        return self.rule.gradient(g, p, self._start, self._sent, self._memory)
+
+    def after(self, p: Tensor) -> Tensor:
+        """Return the rule's parameters after a step for the rows that it works on."""
+        return self.rule.after(p, self._lr, self._sent, self._memory)
+
+    def finish(self, end: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what all rows upload and keep."""
+        return self.rule.finish(self.start, end, self.steps, self.lr, self.momentum, self.sent, self.memory)
+
+
+class _Launch:
+    """One matrix of rows from its first step to its last."""
+
+    def __init__(self, jobs: list[Job], exact: bool) -> None:
+        self.exact = exact
+        self.asked = len(jobs)
+        if exact and len(jobs) == 1:
+            jobs = jobs * 2
+        plans = [batches(task, hop) for task, hop in jobs]
+        rules = list(dict.fromkeys(task.rule for task, _ in jobs))
+        order = sorted(range(len(jobs)), key=lambda i: (rules.index(jobs[i][0].rule), -len(plans[i][0])))
+        self.order = order
+        self.jobs = [jobs[i] for i in order]
+        self.plans = [plans[i] for i in order]
+        self.counts = np.array([len(index) for index, _ in self.plans])
+        task = self.jobs[0][0]
+        self.layout, self.pool = task.layout, task.pool
+        self.device = self.jobs[0][1].start.device
+        self.slabs = []
+        for rule in rules:
+            mine = [i for i, (t, _) in enumerate(self.jobs) if t.rule == rule]
+            steps = self.counts[mine].tolist()
+            own = [self.jobs[i] for i in mine]
+            self.slabs.append(_Slab(rule, mine[0], own, steps, self.layout.parameter_size))
+        self.rule = rules[0]
+        self.by_length = traits(self.layout, self.pool).mixes_samples
+        self._place_batches()
+        self._place_rows()
+
+    def _place_batches(self) -> None:
+        """Put all batches of the launch on the device: positions [R, S, B], -1 where there is none."""
+        width = max(index.shape[1] for index, _ in self.plans)
+        if self.exact:
+            width = max(width, max(task.batch_size for task, _ in self.jobs))
+        steps = int(self.counts.max())
+        index = np.full((len(self.jobs), steps, width), -1, np.int64)
+        self.lengths = np.zeros((len(self.jobs), steps), np.int64)
+        for row, (plan, lengths) in enumerate(self.plans):
+            index[row, : len(plan), : plan.shape[1]] = plan
+            self.lengths[row, : len(plan)] = lengths
+        self.index = torch.from_numpy(index).to(self.device)
+        self.drawn: dict[str, Tensor] = {}
+        if self.rule.own_loss:
+            self.drawn = self._draw(steps)
+
+    def _draw(self, steps: int) -> dict[str, Tensor]:
+        """Return the rule's randomness for every row, [R, S, ...]; rows with fewer steps are filled up with zeros."""
+        rows = []
+        for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
+            rng = chance(task.seed, Purpose.RULE, hop.round, hop.device, hop.visit)
+            drawn = task.rule.draw(rng, task, hop, count)
+            rows.append({n: _longer(t, steps).to(self.device) for n, t in drawn.items()})
+        return stack(rows)
+
+    def _place_rows(self) -> None:
+        size = self.layout.parameter_size
+        starts = torch.stack([hop.start for _, hop in self.jobs])
+        self.ends = starts.clone()
+        self.p = starts[:, :size].clone()
+        self.buffers = starts[:, size:].clone()
+        self.v = torch.zeros_like(self.p)
+        new = self.p.new_tensor
+        self.lr = new([[hop.lr] for _, hop in self.jobs])
+        self.momentum = new([[task.momentum] for task, _ in self.jobs])
+        self.decay = new([[task.weight_decay] for task, _ in self.jobs])
+        clips = [task.clip for task, _ in self.jobs]
+        self.clip = new([[float("inf") if c is None else c] for c in clips])
+        self.clips = any(c is not None for c in clips)
+        self.decays = any(task.weight_decay for task, _ in self.jobs)
+        self.loss = torch.zeros(len(self.jobs), dtype=self.p.dtype, device=self.device)
+        self.sent = stack([hop.sent for _, hop in self.jobs]) if self.rule.own_loss else {}
+        self.rows = np.arange(len(self.jobs))
+
+    def run(self) -> list[Reply]:
+        """Take all steps and return the replies in the order of the jobs."""
+        self.layout.net.train()
+        for step in range(int(self.counts.max())):
+            self._drop_finished(step)
+            self._descend(self._gradients(step))
+        self._drop_finished(int(self.counts.max()))
+        return self._replies()
+
+    def _drop_finished(self, step: int) -> None:
+        """Write out the rows that have taken their last step and keep the others.
+
+        In exact mode a last lone row is kept twice: a stack of one may run other kernels than a stack of several.
+        """
+        goes_on = self.counts[self.rows] > step
+        if goes_on.all():
+            return
+        done = np.flatnonzero(~goes_on)
+        self.ends[self.rows[done]] = torch.cat([self.p, self.buffers], 1)[done]
+        keep = np.flatnonzero(goes_on)
+        if self.exact and len(keep) == 1:
+            keep = keep.repeat(2)
+        self.rows = self.rows[keep]
+        for slab in self.slabs:
+            slab.keep(self.rows)
+        for name in ("p", "buffers", "v", "lr", "momentum", "decay", "clip"):
+            setattr(self, name, getattr(self, name)[keep])
+
+    def _gradients(self, step: int) -> Tensor:
+        """Return the gradients [rows, P] of this step's losses; note losses and new buffers."""
+        lengths = self.lengths[self.rows, step]
+        if not self.by_length:
+            width = self.index.shape[2] if self.exact else int(lengths.max())
+            padded = self.exact or int(lengths.min()) < width
+            g, self.buffers = self._gradients_of(self.rows, self.p, self.buffers, step, width, padded)
+            return g
+        g, buffers = torch.empty_like(self.p), torch.empty_like(self.buffers)
+        for length in np.unique(lengths).tolist():
+            which = np.flatnonzero(lengths == length)
+            g[which], buffers[which] = self._gradients_of(
+                self.rows[which], self.p[which], self.buffers[which], step, length, False
+            )
+        self.buffers = buffers
+        return g
+
+    def _gradients_of(
+        self, rows: NDArray[np.int64], p: Tensor, buffers: Tensor, step: int, width: int, padded: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return gradients and new buffers of some rows, whose batches of this step have at most `width` samples."""
+        index = self.index[rows, step, :width]
+        mask = (index >= 0).to(p.dtype) if padded else None
+        index = index.clamp(min=0)
+        x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
+        leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(p).items()}
+        drawn = {n: t[rows, step] for n, t in self.drawn.items()}
+        sent = {n: _take(t, rows) for n, t in self.sent.items()}
+        losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0, 0))(
+            leaves, self.layout.buffer_views(buffers), x, y, mask, sent, drawn
+        )
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        self.loss[rows] += losses.detach()
+        if after:
+            buffers = _flat([after[slot.name].detach() for slot in self.layout.buffers])
+        return _flat(grads), buffers
+
+    def _loss(
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        sent: Tensors,
+        drawn: Tensors,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        net = self.layout.bind(parameters, buffers)
+        loss = self.rule.loss(net, Batch(x, y, mask), sent, drawn)
+        return loss, net.buffers
+
+    def _descend(self, g: Tensor) -> None:
+        """Take one step of SGD with every rule's corrections."""
+        g = self._by_slab(g, "gradient")
+        if self.clips:
+            norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+            g = g * (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        if self.decays:
+            g = g + self.decay * self.p
+        self.v.mul_(self.momentum).add_(g)
+        self.p.sub_(self.lr * self.v)
+        self.p = self._by_slab(self.p, "after")
+
+    def _by_slab(self, rows: Tensor, hook: str) -> Tensor:
+        """Run a hook of every slab that overrides it on that slab's part of the rows."""
+        overridden = "changes_gradient" if hook == "gradient" else "changes_step"
+        if not any(getattr(slab, overridden) for slab in self.slabs):
+            return rows
+        parts, begin = [], 0
+        for slab in self.slabs:
+            stop = begin + slab.count
+            part, p = rows[begin:stop], self.p[begin:stop]
+            if stop > begin and getattr(slab, overridden):
+                part = slab.gradient(part, p) if hook == "gradient" else slab.after(p)
+            parts.append(part)
+            begin = stop
+        return torch.cat(parts)
+
+    def _replies(self) -> list[Reply]:
+        size = self.layout.parameter_size
+        losses = (self.loss.cpu().numpy() / self.counts).tolist()
+        replies: dict[int, Reply] = {}
+        for slab in self.slabs:
+            uploads, memory = slab.finish(self.ends[slab.first : slab.stop, :size])
+            for row in range(slab.first, slab.stop):
+                task, hop = self.jobs[row]
+                replies[self.order[row]] = Reply(
+                    hop=hop.id,
+                    end=self.ends[row],
+                    samples=task.samples(hop.device),
+                    steps=int(self.counts[row]),
+                    loss=losses[row],
+                    uploads={n: t[row - slab.first] for n, t in uploads.items()},
+                    memory={n: t[row - slab.first] for n, t in memory.items()},
+                )
+        return [replies[i] for i in range(self.asked)]
+
+
+def _take(stacked: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Return some rows of a stacked tensor; one that all rows share stays shared."""
+    shared = stacked.stride(0) == 0 and len(stacked) > 1
+    return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared else stacked[torch.from_numpy(rows)]
+
+
+def _longer(values: Tensor, steps: int) -> Tensor:
+    missing = steps - len(values)
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """Lay stacked tensors [R, ...] side by side as rows [R, sum of sizes]."""
+    return torch.cat([part.reshape(len(part), -1) for part in parts], 1)

@@ -1,0 +1,72 @@
+"""The methods by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fedcat.errors import SettingError, unknown
+from fedcat.methods.fedavg import FedAvg
+from fedcat.methods.fedcat import FedCat
+from fedcat.methods.method import Context, Method
+from fedcat.registry import Registry
+
+Factory = Callable[..., Method]
+
+METHODS: Registry[Factory] = Registry("method")
+METHODS.add("fedavg", FedAvg, "average the devices' models by samples (McMahan et al. 2017)")
+METHODS.add("fedcat", FedCat, "copies walk through chains of devices, then are averaged (Hu et al. 2022)")
+METHODS.add(
+    "fedcat-gc",
+    partial(FedCat, concatenation=False),
+    "FedCat's grouping- and count-based selection alone, averaged every round (the paper's w/ GC)",
+)
+METHODS.add(
+    "fedcat-dc",
+    partial(FedCat, grouping=False),
+    "FedCat's device concatenation alone, devices drawn uniformly (the paper's w/ DC)",
+)
+
+
+def options(factory: Factory) -> dict[str, Any]:
+    """Return a method's options and their defaults, under the names that users write."""
+    found = inspect.signature(factory).parameters.values()
+    return {
+        p.name.rstrip("_"): p.default
+        for p in found
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is not inspect.Parameter.empty
+    }
+
+
+def arguments(name: str, factory: Factory, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options that a user gave and return them as keyword arguments of the method."""
+    if not isinstance(given, Mapping):
+        raise SettingError(f"options of method {name!r} must be a table, got {given!r}")
+    known = options(factory)
+    names = {p.rstrip("_"): p for p in inspect.signature(factory).parameters}
+    ready = {}
+    for key, value in given.items():
+        if key not in known:
+            if not known:
+                raise SettingError(f"method {name!r} has no options, got {key!r}")
+            raise unknown(f"option of {name}", key, known)
+        ready[names[key]] = _fitted(f"{name}.{key}", value, known[key])
+    return ready
+
+
+def _fitted(name: str, value: Any, default: Any) -> Any:
+    """Return `value` in the type of `default`, or say what type it must have."""
+    if default is None:
+        return value
+    kind = type(default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise SettingError(f"{name} must be {words.get(kind, kind.__name__)}, got {value!r}")
+    return value
+
+
+__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "arguments", "options"]

@@ -1,0 +1,180 @@
+"""FedCat (Hu et al. 2022): copies of the model walk through chains of devices before they are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcat.errors import SettingError
+from fedcat.hop import Hop, Reply
+from fedcat.methods.method import Context, Method, weighted_mean
+from fedcat.selection import GroupedSelector, Selector, checked
+
+
+class FedCat(Method):
+    """Device concatenation with grouping- and count-based selection (Algorithms 1 to 3).
+
+    Each round K devices are selected. Copy i of the model goes to selected device (round + i) mod K, trains there and
+    moves on. After K rounds, a cycle, the copies are averaged by the samples they have seen. A copy starts its next
+    hop as soon as its own last one is back; only the end of a cycle waits for all of them.
+
+    A hop that fails leaves its copy as it was, and the copy moves on.
+
+    Parameters
+    ----------
+    context : Context
+        See there.
+    grouping : bool
+        Select by groups and counts (Algorithm 3); otherwise K devices uniformly, as FedAvg does.
+    concatenation : bool
+        Let the copies walk; otherwise average after every round.
+    epsilon : float
+        The probability, in each group, of taking a device of the largest weight rather than drawing by weight.
+    lambda_ : float
+        Cycles between two groupings; lambda * K must be a whole number of rounds.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        grouping: bool = True,
+        concatenation: bool = True,
+        epsilon: float = 0.5,
+        lambda_: float = 1.0,
+    ) -> None:
+        super().__init__(context)
+        k = context.per_round
+        if not 0 <= epsilon <= 1:
+            raise SettingError(f"epsilon must lie between 0 and 1, got {epsilon:g}")
+        period = round(lambda_ * k) if np.isfinite(lambda_) else 0
+        if period < 1 or abs(period - lambda_ * k) > 1e-9 * k:
+            raise SettingError(
+                f"lambda must be > 0 and make lambda * K = {lambda_:g} * {k} a whole number of rounds, got {lambda_:g}"
+            )
+        self.length = k if concatenation else 1
+        self.selector = self._selector(grouping, epsilon, period)
+        self.row = context.start
+        self._chosen: dict[int, list[int]] = {}
+        self._begin(0)
+
+    def _selector(self, grouping: bool, epsilon: float, period: int) -> Selector:
+        context = self.context
+        if grouping and context.selector is None:
+            return GroupedSelector(context.seed, context.devices, context.per_round, epsilon, period)
+        return context.uniform()
+
+    def _begin(self, first: int) -> None:
+        """Start a cycle at round `first`: every copy is the global model and has seen nothing."""
+        k = self.context.per_round
+        self.first = first
+        self.copies = [self.row] * k
+        self.seen = [0] * k
+        self._next = [first] * k
+        self._out: dict[int, int] = {}
+
+    @property
+    def round(self) -> int:  # type: ignore[override]
+        """Rounds that are complete for every copy."""
+        return min(self._next)
+
+    def plan(self, until: int) -> list[Hop]:
+        """Return the next hop of every copy that is not on its way."""
+        stop = min(until, self.first + self.length)
+        away = set(self._out.values())
+        ready = [c for c in range(len(self.copies)) if c not in away and self._next[c] < stop]
+        hops = [self._hop(copy, self._next[copy]) for copy in ready]
+        self._out.update({hop.id: hop.copy for hop in hops})
+        return hops
+
+    def _hop(self, copy: int, round: int) -> Hop:
+        k = self.context.per_round
+        offset = round - self.first
+        return Hop(
+            id=round * k + copy,
+            round=round,
+            device=self._devices(round)[(offset + copy) % k],
+            start=self.copies[copy],
+            epochs=self.context.epochs,
+            lr=self.context.lr(round),
+            copy=copy,
+        )
+
+    def _devices(self, round: int) -> list[int]:
+        """Return the devices of a round; the selector is asked for the rounds in their order, each once."""
+        while round not in self._chosen:
+            after = max(self._chosen, default=self.first - 1) + 1
+            chosen = self.selector.select(after)
+            self._chosen[after] = checked(chosen, self.context.devices, self.context.per_round).tolist()
+        return self._chosen[round]
+
+    def absorb(self, replies: Sequence[Reply]) -> None:
+        """Move copies on; average them when the last one has ended the cycle."""
+        for reply in replies:
+            if reply.hop not in self._out:
+                raise ValueError(f"hop {reply.hop} is not outstanding")
+            copy = self._out.pop(reply.hop)
+            if reply.end is not None:
+                self.copies[copy] = reply.end
+                self.seen[copy] += reply.samples
+            self._next[copy] += 1
+        if self.round == self.first + self.length:
+            self._aggregate()
+
+    def _aggregate(self) -> None:
+        self.row = self._mean()
+        first = self.round
+        self._chosen = {r: d for r, d in self._chosen.items() if r >= first}
+        self._begin(first)
+
+    def _mean(self) -> Tensor:
+        return weighted_mean(torch.stack(self.copies), self.seen) if any(self.seen) else self.row
+
+    def close(self) -> None:
+        """Average a cycle that the last round left unfinished."""
+        if any(self.seen):
+            self._aggregate()
+
+    def models(self, *wanted: str) -> dict[str, Tensor]:
+        """Return the global row; if wanted the mean of the copies as they are, and the copies."""
+        rows = {"global": self.row}
+        if "mean" in wanted:
+            rows["mean"] = self._mean()
+        if "copies" in wanted:
+            rows.update({f"copy {i}": copy for i, copy in enumerate(self.copies)})
+        return rows
+
+    def advice(self, rounds: int) -> list[str]:
+        """Say that a last partial cycle is averaged early."""
+        left = rounds % self.length
+        if not left:
+            return []
+        return [
+            f"rounds = {rounds} is not a multiple of K = {self.length}: the last cycle is averaged after {left} of "
+            f"its {self.length} rounds"
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows of the cycle, where each copy is, and the selection."""
+        return {
+            "row": self.row,
+            "copies": torch.stack(self.copies),
+            "first": self.first,
+            "seen": list(self.seen),
+            "next": list(self._next),
+            "chosen": {str(r): list(d) for r, d in self._chosen.items()},
+            "selector": self.selector.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.row = state["row"]
+        self._begin(state["first"])
+        self.copies = list(state["copies"].unbind(0))
+        self.seen, self._next = list(state["seen"]), list(state["next"])
+        self._chosen = {int(r): list(d) for r, d in state["chosen"].items()}
+        self.selector.restore(state["selector"])

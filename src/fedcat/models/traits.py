@@ -1,0 +1,114 @@
+"""What a net can and cannot do, found by trying it on a few samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedcat.federation.pool import Pool
+from fedcat.models.layout import Layout
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What was found out about a net.
+
+    Attributes
+    ----------
+    unstackable : str
+        Why several copies of the net cannot train as one stack; empty if they can.
+    mixes_samples : bool
+        Whether one sample of a batch changes what the net makes of the others, as batch normalisation does.
+    refuses_one : bool
+        Whether the net cannot train on a batch of one sample.
+    flops : float
+        Floating-point operations of a forward pass, for one sample.
+    """
+
+    unstackable: str
+    mixes_samples: bool
+    refuses_one: bool
+    flops: float
+
+
+_found: WeakKeyDictionary[Layout, Traits] = WeakKeyDictionary()
+
+
+def traits(layout: Layout, pool: Pool) -> Traits:
+    """Return a net's traits, found once for each layout on the first samples of `pool`."""
+    if layout not in _found:
+        _found[layout] = _examine(layout, pool)
+    return _found[layout]
+
+
+def _examine(layout: Layout, pool: Pool) -> Traits:
+    few = min(4, len(pool))
+    x = pool.inputs(torch.arange(few, device=pool.x.device), layout.dtype)
+    row = layout.pack(layout.net)
+    gpus = [row.device] if row.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus), torch.no_grad():
+        torch.manual_seed(0)
+        mixes = _mixes_samples(layout, row, x)
+        refuses = _refuses_one(layout, row, x)
+        layout.net.eval()
+        with FlopCounterMode(display=False) as counter:
+            _forward(layout, row, x)
+        return Traits(_unstackable(layout, row, x), mixes, refuses, counter.get_total_flops() / len(x))
+
+
+def _forward(layout: Layout, row: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    size = layout.parameter_size
+    net = layout.bind(layout.parameter_views(row[:size]), layout.buffer_views(row[size:]))
+    return net.logits(x), net.buffers
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True))
+
+
+def _mixes_samples(layout: Layout, row: Tensor, x: Tensor) -> bool:
+    """Tell whether leaving samples out changes what becomes of the others, or of the buffers."""
+    if len(x) < 4:
+        return bool(layout.buffers)
+    layout.net.train()
+    torch.manual_seed(0)
+    whole, buffers = _forward(layout, row, x)
+    torch.manual_seed(0)
+    half, half_buffers = _forward(layout, row, x[:2])
+    moved = any(not _same(buffers[n], half_buffers[n]) for n in buffers)
+    return moved or not _same(whole[:2], half)
+
+
+def _refuses_one(layout: Layout, row: Tensor, x: Tensor) -> bool:
+    layout.net.train()
+    try:
+        _forward(layout, row, x[:1])
+    except (RuntimeError, ValueError):
+        return True
+    return False
+
+
+def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
+    """Return why two stacked copies fail or give other results than one copy after the other."""
+    layout.net.train()
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(2, len(row), generator=generator, dtype=torch.float64).to(row)
+    rows = row * (0.9 + 0.2 * noise)
+    torch.manual_seed(0)
+    alone = [_forward(layout, r, x) for r in rows]
+    again = [_forward(layout, r, x) for r in rows]
+    if any(not _same(a[0], b[0]) for a, b in zip(alone, again, strict=True)):
+        return "its forward pass draws random numbers (dropout), which every device must draw for itself"
+    try:
+        together, buffers = vmap(lambda r, inputs: _forward(layout, r, inputs))(rows, x.expand(2, *x.shape))
+    except Exception as error:  # whatever the user's forward pass or vmap raises is the reason
+        return f"torch.vmap cannot run it: {str(error).strip().splitlines()[0]}"
+    for i, (logits, own) in enumerate(alone):
+        if not _same(together[i], logits) or any(not _same(buffers[n][i], own[n]) for n in own):
+            return "stacked copies do not give the same results as single ones"
+    return ""

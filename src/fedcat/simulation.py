@@ -1,0 +1,229 @@
+"""The round: plan, train, absorb, evaluate; one simulation, or many side by side."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from fedcat.engines.engine import Engine, Job
+from fedcat.federation.pool import Pool
+from fedcat.hop import Door, Hop, Reply
+from fedcat.local import Task
+from fedcat.methods.method import Method
+from fedcat.runs.ledger import Ledger
+
+
+@dataclass
+class Record:
+    """One round in a run's history.
+
+    Attributes
+    ----------
+    round : int
+        How many rounds are complete.
+    accuracy, loss : float or None
+        Of the global model on the test data, where this round was evaluated.
+    up, down : int
+        Bytes since the start.
+    seconds : float
+        Time since the start; beside other simulations, this one's share by steps taken.
+    devices : list of int
+        Which device trained which copy, by copy (slot).
+    train_loss : float or None
+        The mean training loss over the round's hops that arrived.
+    lost : list
+        [device, status, reason] of the hops that did not arrive.
+    others : mapping
+        Accuracy and loss of further models that were asked for.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    up: int
+    down: int
+    seconds: float
+    devices: list[int]
+    train_loss: float | None
+    lost: list[list[Any]] = field(default_factory=list)
+    others: dict[str, list[float]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as plain values; what is empty or not finite is left out."""
+        plain = asdict(self)
+        plain["others"] = {name: [v if math.isfinite(v) else None for v in s] for name, s in self.others.items()}
+        return {k: v for k, v in plain.items() if k == "devices" or not _nothing(v)}
+
+
+def _nothing(value: Any) -> bool:
+    return value in (None, {}, []) or (isinstance(value, float) and not math.isfinite(value))
+
+
+class Simulation:
+    """One method on one federation, a step at a time.
+
+    Parameters
+    ----------
+    method : Method
+        The server side.
+    task : Task
+        The device side.
+    engine : Engine
+        Who trains.
+    test : Pool
+        The test data, on the engine's device.
+    rounds : int
+        How many rounds to run.
+    evaluate_every : int
+        Rounds between evaluations; the last round is always evaluated.
+    evaluate : sequence of str
+        Models to evaluate beside the global one: ``mean``, ``copies``.
+    bound : float, optional
+        The largest norm of a device's change that is let in.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        engine: Engine,
+        test: Pool,
+        rounds: int,
+        evaluate_every: int = 10,
+        evaluate: Sequence[str] = (),
+        bound: float | None = None,
+    ) -> None:
+        self.method, self.task, self.engine, self.test = method, task, engine, test
+        self.rounds, self.evaluate_every, self.evaluate = rounds, evaluate_every, tuple(evaluate)
+        self.ledger = Ledger()
+        self.history: list[Record] = []
+        self.seconds = 0.0
+        self.door = Door(task.layout.size, task.layout.dtype, bound)
+        self._ended: dict[int, list[tuple[Hop, Reply]]] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are complete and recorded."""
+        return len(self.history) >= self.rounds
+
+    def plan(self) -> list[Job]:
+        """Return the hops that can start now; a round starts only when the one before is recorded."""
+        hops = self.method.plan(min(len(self.history) + 1, self.rounds))
+        self.door.expect(hops)
+        for hop in hops:
+            self.ledger.sent(hop.round, hop.device, hop.bytes_down)
+        return [(self.task, hop) for hop in hops]
+
+    def absorb(self, replies: Sequence[Reply]) -> None:
+        """Let the method have the replies that the door admits."""
+        admitted = self.door.admit(replies)
+        for hop, reply in admitted:
+            self.ledger.received(hop.round, hop.device, reply.bytes_up)
+            self._ended.setdefault(hop.round, []).append((hop, reply))
+        self.method.absorb([reply for _, reply in admitted])
+
+    def record(self) -> list[Record]:
+        """Record the rounds that have become complete, and evaluate where it is due."""
+        fresh = []
+        while len(self.history) < min(self.method.round, self.rounds):
+            number = len(self.history) + 1
+            last = number == self.rounds
+            if last:
+                self.method.close()
+            fresh.append(self._record(number, evaluate=last or number % self.evaluate_every == 0))
+            self.history.append(fresh[-1])
+        return fresh
+
+    def _record(self, number: int, evaluate: bool) -> Record:
+        ended = sorted(self._ended.pop(number - 1, []), key=lambda pair: pair[0].copy)
+        losses = [reply.loss for _, reply in ended if reply.arrived]
+        begin = time.perf_counter()
+        scores = self._scores() if evaluate else {}
+        self.seconds += time.perf_counter() - begin
+        accuracy, loss = scores.pop("global", (None, None))
+        return Record(
+            round=number,
+            accuracy=accuracy,
+            loss=loss,
+            up=self.ledger.up,
+            down=self.ledger.down,
+            seconds=round(self.seconds, 4),
+            devices=[hop.device for hop, _ in ended],
+            train_loss=sum(losses) / len(losses) if losses else None,
+            lost=[[hop.device, reply.status.value, reply.why] for hop, reply in ended if not reply.arrived],
+            others={name: list(score) for name, score in scores.items()},
+        )
+
+    def _scores(self) -> dict[str, tuple[float, float]]:
+        rows = self.method.models(*self.evaluate)
+        found = self.engine.evaluate(self.task.layout, list(rows.values()), self.test)
+        return dict(zip(rows, found, strict=True))
+
+    def step(self) -> list[Record]:
+        """Go through one plan, training and absorption; return the rounds that it completed."""
+        return step_together([self])[0]
+
+    def run(self) -> list[Record]:
+        """Step until all rounds are complete and return the history."""
+        while not self.done:
+            self.step()
+        return self.history
+
+    def device_accuracies(self) -> list[dict[str, Any]]:
+        """Return the global model's accuracy and loss on each device's own training data."""
+        row = self.method.models()["global"]
+        results = []
+        for device in range(self.task.federation.devices):
+            index = torch.from_numpy(self.task.federation.indices(device)).to(row.device)
+            ((accuracy, loss),) = self.engine.evaluate(self.task.layout, [row], self.task.pool, index)
+            results.append({"device": device, "samples": len(index), "accuracy": accuracy, "loss": loss})
+        return results
+
+
+def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
+    """Step several simulations at once; those that share an engine train in one call.
+
+    Returns
+    -------
+    list of list of Record
+        The rounds that each of the simulations completed.
+    """
+    waiting = [simulation for simulation in simulations if not simulation.done]
+    for engine in dict.fromkeys(simulation.engine for simulation in waiting):
+        group = [simulation for simulation in waiting if simulation.engine is engine]
+        begin = time.perf_counter()
+        planned = [simulation.plan() for simulation in group]
+        if not any(planned):
+            raise RuntimeError("no simulation has a hop to start: a method waits for replies that nobody owes")
+        replies = engine.train([job for jobs in planned for job in jobs])
+        shares = []
+        for simulation, jobs in zip(group, planned, strict=True):
+            own, replies = replies[: len(jobs)], replies[len(jobs) :]
+            simulation.absorb(own)
+            shares.append(sum(reply.steps for reply in own))
+        elapsed = time.perf_counter() - begin
+        for simulation, share in zip(group, shares, strict=True):
+            simulation.seconds += elapsed * share / max(1, sum(shares))
+    return [simulation.record() for simulation in simulations]
+
+
+def run_together(simulations: Sequence[Simulation], watch: Callable[[int, Record], None] | None = None) -> None:
+    """Run several simulations side by side to their ends.
+
+    Parameters
+    ----------
+    simulations : sequence of Simulation
+        What to run.
+    watch : callable, optional
+        Called with a simulation's position and each of its rounds as they are completed.
+    """
+    while not all(simulation.done for simulation in simulations):
+        for position, records in enumerate(step_together(simulations)):
+            for record in records:
+                if watch is not None:
+                    watch(position, record)

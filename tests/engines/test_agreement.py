@@ -1,0 +1,235 @@
+"""The engines agree: sequential, in plain PyTorch, is the reference; stacked must give its rows."""
+
+import pytest
+import torch
+from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
+from torch import nn
+
+from fedcat.engines import StackedEngine, make, pick
+from fedcat.methods import FedAvg, FedCat
+from fedcat.models.nets import NETS
+from fedcat.simulation import run_together
+
+CASES = {
+    "digits-cnn": ((1, 8, 8), 10),
+    "lab-cifar": ((3, 32, 32), 10),
+    "lab-mnist": ((1, 28, 28), 10),
+    "lab-femnist": ((1, 28, 28), 62),
+    "mcmahan-mnist": ((1, 28, 28), 10),
+    "mcmahan-cifar": ((3, 32, 32), 20),
+}
+SIZES = [3, 9, 5, 12, 7, 4]
+
+
+def both(make_net, fed, dtype, device, **words):
+    rows = []
+    for engine in ("sequential", "stacked"):
+        torch.manual_seed(1)
+        layout = layout_of(make_net(), dtype, device)
+        sim = simulate(FedCat, fed, layout, engine, k=3, **words)
+        sim.run()
+        rows.append(sim.method.row)
+    assert torch.isfinite(rows[0]).all()
+    return rows
+
+
+@pytest.fixture(autouse=True)
+def no_tf32():
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_float64_after_a_whole_cycle(name, device, record_figure):
+    shape, classes = CASES[name]
+    fed = federation(SIZES, shape, classes)
+    words = {"rounds": 3, "epochs": 2, "batch_size": 4, "lr": 0.05, "momentum": 0.5}
+    a, b = both(lambda: NETS.get(name)(shape, classes), fed, torch.float64, device, **words)
+    record_figure(f"{name} {device} float64, a cycle", apart(b, a), 1e-9)
+    assert apart(b, a) <= 1e-9
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_float32_after_five_steps(name, device, record_figure):
+    shape, classes = CASES[name]
+    fed = federation([8] * 6, shape, classes)
+    words = {"rounds": 1, "epochs": 5, "batch_size": 8, "lr": 0.01, "momentum": 0.5}
+    a, b = both(lambda: NETS.get(name)(shape, classes), fed, torch.float32, device, **words)
+    record_figure(f"{name} {device} float32, five steps", apart(b, a), 1e-6)
+    assert apart(b, a) <= 1e-6
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"clip": 0.05},
+        {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.2},
+    ],
+)
+def test_every_part_of_sgd(local, exact):
+    fed = federation(SIZES)
+    plain, _ = both(small_net, fed, torch.float64, "cpu", rounds=3)
+    a, b = both(small_net, fed, torch.float64, "cpu", rounds=3, exact=exact, **local)
+    assert apart(b, a) < 1e-12
+    assert apart(plain, a) > 1e-6
+
+
+def with_batch_norm():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(144, 10), nn.BatchNorm1d(10)),
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_batch_norm_is_stacked_by_true_batch_length(device):
+    fed = federation([3, 9, 5, 13, 7, 4])
+    words = {"rounds": 3, "momentum": 0.5, "join_lone": True}
+    a, b = both(with_batch_norm, fed, torch.float64, device, **words)
+    layout = layout_of(with_batch_norm())
+    assert apart(b, a) < 1e-10
+    assert apart(a[layout.parameter_size :], layout.pack(layout.net)[layout.parameter_size :].to(a)) > 0.1
+
+
+class TiedAutoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(64, 10)
+        self.back = nn.Linear(10, 64)
+        self.back.weight = nn.Parameter(self.into.weight.t().clone())
+        self.out = nn.Linear(64, 10)
+        self.out.weight = self.into.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.back(torch.tanh(self.into(x.flatten(1))))))
+
+
+def test_tied_weights():
+    fed = federation(SIZES)
+    a, b = both(TiedAutoencoder, fed, torch.float64, "cpu", rounds=3, momentum=0.5)
+    assert apart(b, a) < 1e-12
+
+
+def test_a_part_that_the_loss_does_not_reach_stays():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = nn.Linear(64, 10)
+            self.idle = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.used(x.flatten(1))
+
+    fed = federation(SIZES)
+    a, b = both(Idle, fed, torch.float64, "cpu", rounds=3)
+    torch.manual_seed(1)
+    before = layout_of(Idle())
+    idle = before.unpack(before.pack(before.net))["idle.weight"]
+    for row in (a, b):
+        assert torch.equal(before.unpack(row)["idle.weight"], idle)
+    assert apart(b, a) < 1e-12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_runs_sequentially_and_repeats(device):
+    fed = federation(SIZES)
+
+    def net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+    layout = layout_of(net(), torch.float64, device)
+    name, why = pick("stacked", layout, fed.train.to(layout.device), 4)
+    assert name == "sequential"
+    assert "draws random numbers" in why
+    rows = []
+    for noise in (0, 1):
+        torch.manual_seed(noise)
+        sim = simulate(FedCat, fed, layout, name, start=layout.pack(layout.net))
+        sim.run()
+        rows.append(sim.method.row)
+    assert torch.equal(rows[0], rows[1])
+
+
+def test_stacked_dropout_would_be_an_error_and_not_a_silent_mistake():
+    fed = federation(SIZES)
+    layout = layout_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5)))
+    with pytest.raises(RuntimeError, match="random"):
+        simulate(FedCat, fed, layout, "stacked").run()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", [small_net, lambda: NETS.get("digits-cnn")((1, 8, 8), 10)])
+def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, device):
+    fed = federation([3, 9, 5, 13, 7, 4])
+    layout = layout_of(net(), torch.float32, device)
+
+    def result(*companions):
+        engine = make("stacked", exact=True)
+        words = {"rounds": 4, "momentum": 0.5}
+        sims = [simulate(FedCat, fed, layout, engine, k=2, **words)]
+        sims += [simulate(m, fed, layout, engine, seed=9, k=k, lr=0.3, **words) for m, k in companions]
+        run_together(sims)
+        return sims[0].method.row
+
+    alone = result()
+    assert torch.equal(alone, result((FedAvg, 1)))
+    assert torch.equal(alone, result((FedAvg, 6), (FedCat, 5), (FedCat, 3)))
+
+
+def test_exact_mode_trains_a_net_that_mixes_samples_one_at_a_time():
+    fed = federation(SIZES)
+    layout = layout_of(with_batch_norm())
+    assert pick("stacked", layout, fed.train, 4) == ("stacked", "as asked")
+    name, why = pick("stacked", layout, fed.train, 4, exact=True)
+    assert name == "sequential"
+    assert why.startswith("the net mixes the samples of a batch")
+
+
+def test_simulations_with_other_settings_share_a_launch():
+    fed, other = federation(SIZES), federation([20, 4, 11], seed=5)
+    layout = layout_of(small_net())
+    words = [
+        {"fed": fed, "lr": 0.1, "batch_size": 4},
+        {"fed": fed, "lr": 0.02, "batch_size": 7, "clip": 0.1, "seed": 3},
+        {"fed": other, "momentum": 0.9, "weight_decay": 0.01, "epochs": 1},
+    ]
+    for method in (FedAvg, FedCat):
+        engine = StackedEngine()
+        together = [simulate(method, layout=layout, engine=engine, rounds=3, **w) for w in words]
+        run_together(together)
+        for sim, word in zip(together, words, strict=True):
+            alone = simulate(method, layout=layout, engine="sequential", rounds=3, **word)
+            alone.run()
+            assert apart(sim.method.row, alone.method.row) < 1e-12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_evaluation(device):
+    fed = federation(SIZES)
+    layout = layout_of(small_net(), torch.float64, device)
+    test = fed.test.to(layout.device)
+    row = layout.pack(layout.net)
+    logits = layout.net(test.x.double())
+    ((accuracy, loss),) = make("stacked").evaluate(layout, [row], test)
+    assert accuracy == pytest.approx((logits.argmax(1) == test.y).double().mean().item())
+    assert loss == pytest.approx(nn.functional.cross_entropy(logits, test.y).item())
+    ((some, _),) = make("sequential").evaluate(layout, [row], test, torch.tensor([0, 5], device=device))
+    assert some in (0.0, 0.5, 1.0)
+
+
+def test_the_rule_for_auto():
+    fed = federation(SIZES)
+    small = layout_of(small_net())
+    assert pick("auto", small, fed.train, 10)[0] == "stacked"
+    name, why = pick("auto", small, fed.train, 10**6)
+    assert name == "sequential"
+    assert "MFLOP a batch forward, above" in why
+    assert pick("stacked", small, fed.train, 10**6) == ("stacked", "as asked")
+    assert pick("sequential", small, fed.train, 1) == ("sequential", "as asked")

@@ -1,0 +1,77 @@
+"""Small federations, nets and simulations for the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedcat import engines
+from fedcat.federation.federation import Federation
+from fedcat.federation.pool import Pool
+from fedcat.local import Task
+from fedcat.methods.method import Context
+from fedcat.models.layout import Layout
+from fedcat.simulation import Simulation
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def federation(sizes: list[int], shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, seed: int = 0) -> Federation:
+    """Make devices that hold random samples, as many as `sizes` says."""
+    rng = np.random.default_rng(seed)
+    total = sum(sizes)
+    x = rng.normal(size=(total, *shape)).astype(np.float64)
+    y = rng.integers(classes, size=total)
+    owner = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    test = Pool(rng.normal(size=(12, *shape)), rng.integers(classes, size=12))
+    return Federation(Pool(x, y), test, owner, classes, len(sizes))
+
+
+def small_net(seed: int = 0, classes: int = 10) -> nn.Module:
+    """Make a tiny net for inputs of shape (1, 8, 8)."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, classes))
+
+
+def layout_of(net: nn.Module, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Layout:
+    """Make a layout of a net on a device."""
+    return Layout(net.to(device=device, dtype=dtype))
+
+
+def simulate(
+    method: Any,
+    fed: Federation,
+    layout: Layout,
+    engine: str | engines.Engine = "sequential",
+    *,
+    rounds: int = 4,
+    k: int = 3,
+    seed: int = 0,
+    epochs: int = 2,
+    lr: float = 0.1,
+    batch_size: int = 4,
+    exact: bool = False,
+    start: torch.Tensor | None = None,
+    selector: Any = None,
+    evaluate_every: int = 10,
+    evaluate: tuple[str, ...] = (),
+    bound: float | None = None,
+    options: dict[str, Any] | None = None,
+    **local: Any,
+) -> Simulation:
+    """Put a simulation together, not yet run."""
+    row = layout.pack(layout.net) if start is None else start
+    context = Context(seed, layout, row, fed.sizes, k, epochs, lambda r: lr, selector)
+    made = method(context, **(options or {}))
+    pool, test = fed.train.to(layout.device), fed.test.to(layout.device)
+    task = Task(seed, layout, fed, pool, made.rule, batch_size, **local)
+    used = engines.make(engine, exact) if isinstance(engine, str) else engine
+    return Simulation(made, task, used, test, rounds, evaluate_every, evaluate, bound)
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the norm of the difference over the norm of the row."""
+    return float((a - b).norm() / b.norm())

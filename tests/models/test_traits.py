@@ -1,0 +1,62 @@
+import pytest
+import torch
+from helpers import DEVICES, federation, layout_of
+from torch import nn
+
+from fedcat.models.traits import traits
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        out = self.layer(x.flatten(1))
+        return out if out.sum() > 0 else -out
+
+
+def flat(*layers):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *layers, nn.Linear(6, 10))
+
+
+@pytest.fixture
+def pool():
+    return federation([5, 5]).train
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_plain_net_stacks(pool, device):
+    found = traits(layout_of(flat(nn.ReLU()), device=device), pool.to(torch.device(device)))
+    assert (found.unstackable, found.mixes_samples, found.refuses_one) == ("", False, False)
+    assert found.flops == 2 * (64 * 6 + 6 * 10)
+
+
+def test_batch_normalisation_mixes_samples_and_refuses_one(pool):
+    found = traits(layout_of(flat(nn.BatchNorm1d(6))), pool)
+    assert (found.unstackable, found.mixes_samples, found.refuses_one) == ("", True, True)
+
+
+def test_group_normalisation_does_neither(pool):
+    found = traits(layout_of(flat(nn.GroupNorm(2, 6))), pool)
+    assert (found.unstackable, found.mixes_samples, found.refuses_one) == ("", False, False)
+
+
+def test_dropout_cannot_be_stacked(pool):
+    assert "draws random numbers" in traits(layout_of(flat(nn.Dropout(0.5))), pool).unstackable
+
+
+def test_a_branch_on_values_cannot_be_stacked(pool):
+    assert traits(layout_of(Branching()), pool).unstackable.startswith("torch.vmap cannot run it: ")
+
+
+def test_looking_at_a_net_leaves_it_and_the_random_numbers_alone(pool):
+    net = flat(nn.BatchNorm1d(6), nn.Dropout(0.5)).double()
+    layout = layout_of(net)
+    before = layout.pack(net)
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    traits(layout, pool)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(layout.pack(net), before)
