@@ -1,0 +1,5 @@
+"""``python -m fedcat``."""
+
+from fedcat.cli import main
+
+main()

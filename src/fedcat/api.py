@@ -1,0 +1,75 @@
+"""What users call from Python."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedcat.comparison import Comparison, Line
+from fedcat.errors import SettingError
+from fedcat.execute import Result, Watch, execute
+from fedcat.models.nets import NETS
+from fedcat.runs.folder import MODEL, SETTINGS, read_model, read_summary
+from fedcat.workshop import Workshop, net_builder
+
+
+def run(*, out: str | Path | None = None, watch: Watch | None = None, **given: Any) -> Result:
+    """Run one method on one federation.
+
+    Parameters
+    ----------
+    out : path, optional
+        A folder to write the run to; it must not hold anything. Without it nothing is written.
+    watch : callable, optional
+        Called with 0 and each round's `Record` as it is completed.
+    **given
+        Settings, see `Settings`. `method` may be a `Method` class, `dataset` a `Dataset` or a `Federation`, `net` a
+        ``torch.nn.Module`` or what makes one, and `selector` a function.
+
+    Returns
+    -------
+    Result
+        The history, the model and the summary.
+    """
+    prepared = Workshop().prepare(given)
+    return execute([prepared], [None if out is None else Path(out)], watch)[0]
+
+
+def compare(
+    methods: Sequence[Any],
+    seeds: int | Sequence[int] = 3,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **given: Any,
+) -> list[Line]:
+    """Run several methods over several seeds side by side in one engine; see `Comparison` for the parameters."""
+    return Comparison(methods, seeds, sweep, out, **given).run(watch)
+
+
+def load_model(folder: str | Path, net: Any = None) -> nn.Module:
+    """Return the trained net of a run's folder.
+
+    Parameters
+    ----------
+    folder : path
+        The run's folder.
+    net : torch.nn.Module or callable, optional
+        A net of the kind that was trained, needed where the run's net was an object that cannot be imported.
+    """
+    path = Path(folder)
+    summary = read_summary(path)
+    if isinstance(net, nn.Module):
+        return read_model(path / MODEL, net)
+    name = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))["net"]
+    if net is None and name not in NETS and ":" not in name:
+        raise SettingError(
+            f"net {name!r} of this run is not known by name: pass the net as load_model(folder, net=...)"
+        )
+    shape, classes = tuple(summary["input_shape"]), summary["classes"]
+    return read_model(path / MODEL, net_builder(net or NETS.get(name), shape, classes)())

@@ -1,0 +1,81 @@
+"""The command line's options, made of the settings: one definition serves every command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from fedcat.errors import SettingError
+from fedcat.experiment import Settings, parse
+
+_PANELS = {
+    "data": ("dataset", "partition", "alpha", "shards", "min_samples", "partition_tries", "data_seed"),
+    "method": ("method", "devices", "fraction", "per_round", "rounds", "selector", "bound"),
+    "local training": ("net", "epochs", "batch_size", "lr", "momentum", "weight_decay", "clip"),
+    "step size over rounds": ("lr_schedule", "lr_decay", "lr_every"),
+    "evaluation": ("evaluate_every", "evaluate", "per_device"),
+    "machine": ("seed", "engine", "device", "dtype", "exact", "threads"),
+}
+
+
+def with_settings(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command an option for every setting.
+
+    The command is called with a keyword ``given``: a mapping of the settings that the user named.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+        added = [_parameter(f.name) for f in fields(Settings) if f.name not in (*without, "options")]
+
+        @wraps(command)
+        def called(**values: Any) -> None:
+            given = {p.name: values.pop(p.name) for p in added}
+            command(given={n: _value(n, v) for n, v in given.items() if v is not None and v != []}, **values)
+
+        parameters = [*own, *added]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        return called
+
+    return decorate
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    found = next(f for f in fields(Settings) if f.name == name)
+    hint = get_type_hints(Settings)[name]
+    flag = "--" + name.replace("_", "-")
+    help = found.metadata["help"]
+    panel = next(panel for panel, names in _PANELS.items() if name in names)
+    kind: Any
+    if hint is bool:
+        help += f" [{'on' if found.default else 'off'}]"
+        kind, flags, metavar = bool | None, [f"{flag}/--no-{flag[2:]}"], None
+    elif hint == list[str]:
+        kind, flags, metavar = list[str] | None, [flag], "NAME"
+    else:
+        if found.default not in (None, ""):
+            help += f" [{found.default}]"
+        kind, flags, metavar = str | None, [flag], "NAME" if hint is str else "NUMBER"
+    option = typer.Option(*flags, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _value(name: str, given: Any) -> Any:
+    return parse(name, given) if isinstance(given, str) else given
+
+
+def assignments(kind: str, texts: list[str]) -> dict[str, str]:
+    """Read texts of the form NAME=VALUE."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise SettingError(f"{kind} must be written NAME=VALUE, got {text!r}")
+        found[name.strip().replace("-", "_")] = value.strip()
+    return found

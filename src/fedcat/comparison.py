@@ -1,0 +1,148 @@
+"""Several methods, seeds and settings, run side by side."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcat.errors import SettingError, unknown
+from fedcat.execute import Result, Watch, execute
+from fedcat.experiment import Settings
+from fedcat.methods import METHODS, options
+from fedcat.registry import name_of
+from fedcat.runs.folder import COMPARISON, check_free, write_text
+from fedcat.workshop import Prepared, Workshop
+
+FIGURES = ("best", "last_five", "accuracy")
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One line of a comparison: one method with one choice of swept settings, over all seeds."""
+
+    label: str
+    results: list[Result]
+
+    def mean(self, figure: str) -> tuple[float, float]:
+        """Return the mean and the standard deviation over seeds of ``best``, ``last_five`` or ``accuracy``."""
+        values = [getattr(result, figure) for result in self.results]
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of a run, in both directions, in the mean over seeds."""
+        return statistics.fmean(sum(result.summary["bytes"].values()) for result in self.results)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a run, in the mean over seeds."""
+        return statistics.fmean(result.summary["seconds"] for result in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the line's figures as plain values."""
+        figures = {figure: dict(zip(("mean", "std"), self.mean(figure), strict=True)) for figure in FIGURES}
+        runs = [
+            {"seed": r.settings.seed, "folder": r.folder.name if r.folder else None, **r.summary["accuracy"]}
+            for r in self.results
+        ]
+        return {"label": self.label, **figures, "bytes": self.traffic, "seconds": self.seconds, "runs": runs}
+
+
+class Comparison:
+    """A comparison that is ready to run.
+
+    Parameters
+    ----------
+    methods : sequence
+        Names of methods, or a user's own.
+    seeds : int or sequence of int
+        How many seeds, from the given `seed` on, or which.
+    sweep : mapping, optional
+        Settings, or options of methods, and the values to go through; all combinations are run.
+    out : path, optional
+        A folder to write the runs to, each in a folder of its own.
+    **given
+        Settings of all runs.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Any],
+        seeds: int | Sequence[int] = 3,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
+        out: str | Path | None = None,
+        **given: Any,
+    ) -> None:
+        if isinstance(seeds, int):
+            if seeds < 1:
+                raise SettingError(f"seeds must be at least 1, got {seeds}")
+            first = given.get("seed", 0)
+            seeds = range(first, first + seeds) if isinstance(first, int) else [first]
+        if not methods:
+            raise SettingError("methods must name at least one method, got none")
+        self.out = None if out is None else Path(out)
+        if self.out is not None:
+            check_free(self.out)
+        workshop = Workshop()
+        self.labels: list[str] = []
+        self.prepared: list[Prepared] = []
+        for label, chosen in _variants(methods, sweep or {}, given):
+            if label not in self.labels:
+                self.labels.append(label)
+                self.prepared += [workshop.prepare({**chosen, "seed": seed}) for seed in seeds]
+        self.seeds = list(seeds)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that the user should read first."""
+        return list(dict.fromkeys(note for ready in self.prepared for note in ready.notes))
+
+    def run(self, watch: Watch | None = None) -> list[Line]:
+        """Run everything side by side and return a line for each choice of method and swept settings."""
+        names = [f"{_file_name(label)}-seed{seed}" for label in self.labels for seed in self.seeds]
+        folders = [None if self.out is None else self.out / name for name in names]
+        results = execute(self.prepared, folders, watch)
+        size = len(self.seeds)
+        lines = [Line(label, results[i * size : (i + 1) * size]) for i, label in enumerate(self.labels)]
+        if self.out is not None:
+            text = json.dumps([line.as_dict() for line in lines], indent=2)
+            write_text(self.out / COMPARISON, text + "\n")
+        return lines
+
+
+def _variants(
+    methods: Sequence[Any], sweep: Mapping[str, Sequence[Any]], given: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return a label and the settings for each method and each combination of swept values that it knows."""
+    known = {name: options(METHODS.get(name) if isinstance(name, str) else name) for name in methods}
+    names = set(Settings.__dataclass_fields__) - {"method", "seed", "options"}
+    for key in sweep:
+        if key not in names and not any(key in found for found in known.values()):
+            raise unknown("sweep", key, names | {o for found in known.values() for o in found})
+        if not sweep[key]:
+            raise SettingError(f"sweep of {key} must name at least one value, got none")
+    variants = []
+    for method in methods:
+        keys = [key for key in sweep if key in names or key in known[method]]
+        label = method if isinstance(method, str) else method.__name__
+        for values in itertools.product(*(sweep[key] for key in keys)):
+            chosen = dict(zip(keys, values, strict=True))
+            written = name_of(method) if not isinstance(method, str) else method
+            own = {k: v for k, v in chosen.items() if k not in names}
+            table = {**given.get("options", {})}
+            if own:
+                table[written or label] = {**table.get(written or label, {}), **own}
+            settings = {k: v for k, v in chosen.items() if k in names}
+            words = "".join(f" {k}={v}" for k, v in chosen.items())
+            variants.append((label + words, {**given, **settings, "method": method, "options": table}))
+    return variants
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", label)

@@ -1,0 +1,156 @@
+"""Carries prepared simulations out, side by side, and gathers what they gave."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedcat.experiment import Settings
+from fedcat.federation.federation import Federation
+from fedcat.runs.folder import RunFolder, model_tensors
+from fedcat.simulation import Record, run_together
+from fedcat.version import __version__
+from fedcat.workshop import Prepared, pinned
+
+Watch = Callable[[int, Record], None]
+"""Called with a run's position and each round that it completes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run gave.
+
+    Attributes
+    ----------
+    settings : Settings
+        With every default filled in.
+    history : list of Record
+        One a round.
+    federation : Federation
+        Who held what.
+    status : str
+        ``finished`` or ``interrupted``.
+    summary : dict
+        What ``run.json`` holds.
+    folder : Path or None
+        Where the run was written.
+    """
+
+    settings: Settings
+    history: list[Record]
+    federation: Federation
+    status: str
+    summary: dict[str, Any]
+    folder: Path | None
+    _prepared: Prepared
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The test accuracies of the evaluations, in their order."""
+        return [record.accuracy for record in self.history if record.accuracy is not None]
+
+    @property
+    def accuracy(self) -> float:
+        """The last test accuracy."""
+        return self.accuracies[-1]
+
+    @property
+    def best(self) -> float:
+        """The best test accuracy."""
+        return max(self.accuracies)
+
+    @property
+    def last_five(self) -> float:
+        """The mean of the last five test accuracies."""
+        return statistics.fmean(self.accuracies[-5:])
+
+    def model(self) -> nn.Module:
+        """Return the trained net, ready to evaluate."""
+        simulation = self._prepared.simulation
+        net = self._prepared.net().to(simulation.task.layout.device, simulation.task.layout.dtype)
+        simulation.task.layout.write(simulation.method.models()["global"], net)
+        return net.eval()
+
+
+def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch: Watch | None = None) -> list[Result]:
+    """Run prepared simulations side by side; on an interrupt, write what there is and raise it again."""
+    written = [
+        None if path is None else RunFolder(path, pinned(ready.settings).toml())
+        for ready, path in zip(prepared, folders, strict=True)
+    ]
+
+    def seen(position: int, record: Record) -> None:
+        entries = prepared[position].simulation.ledger.close(record.round)
+        folder = written[position]
+        if folder is not None:
+            folder.add(record.as_dict(), entries)
+        if watch is not None:
+            watch(position, record)
+
+    status = "failed"
+    try:
+        run_together([ready.simulation for ready in prepared], seen)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        results = [_result(ready, folder, status) for ready, folder in zip(prepared, written, strict=True)]
+    return results
+
+
+def _result(ready: Prepared, folder: RunFolder | None, status: str) -> Result:
+    summary = _summary(ready, status)
+    simulation = ready.simulation
+    devices = simulation.device_accuracies() if ready.settings.per_device and status == "finished" else None
+    if devices is not None:
+        summary["devices"] = devices
+    path = None
+    if folder is not None:
+        row = simulation.method.models()["global"]
+        kept = {name: value for name, value in summary.items() if name != "devices"}
+        folder.finish(model_tensors(simulation.task.layout, row), kept, devices)
+        path = folder.path
+    return Result(pinned(ready.settings), simulation.history, ready.federation, status, summary, path, ready)
+
+
+def _summary(ready: Prepared, status: str) -> dict[str, Any]:
+    simulation, layout = ready.simulation, ready.simulation.task.layout
+    history = simulation.history
+    scores = [record.accuracy for record in history if record.accuracy is not None]
+    lost = sum(len(record.lost) for record in history)
+    notes = list(ready.notes)
+    if lost:
+        hops = sum(len(record.devices) for record in history)
+        reason = next(record.lost[0] for record in history if record.lost)
+        notes.append(f"{lost} of {hops} hops did not arrive; the first was {reason[1]}: {reason[2]}")
+    return {
+        "status": status,
+        "rounds": len(history),
+        "accuracy": {
+            "final": scores[-1] if scores else None,
+            "best": max(scores, default=None),
+            "last_five": statistics.fmean(scores[-5:]) if scores else None,
+        },
+        "bytes": {"up": simulation.ledger.up, "down": simulation.ledger.down},
+        "seconds": round(simulation.seconds, 3),
+        "engine": {"name": simulation.engine.name, "why": ready.engine_why, "exact": ready.settings.exact},
+        "device": str(layout.device),
+        "device_name": torch.cuda.get_device_name(layout.device)
+        if layout.device.type == "cuda"
+        else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "net": {"parameters": layout.parameter_size, "buffers": layout.size - layout.parameter_size},
+        "input_shape": list(ready.federation.train.shape),
+        "classes": ready.federation.classes,
+        "partition_hash": ready.federation.hash,
+        "versions": {"fedcat": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "notes": notes,
+    }

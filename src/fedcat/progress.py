@@ -1,0 +1,87 @@
+"""What a user sees while runs go on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedcat.simulation import Record
+
+
+class Watcher:
+    """Follows runs side by side and shows the round, each label's mean accuracy, the speed and the time left.
+
+    Parameters
+    ----------
+    console : Console
+        Where to.
+    labels : list of str
+        The label of each run; runs of one label are shown as their mean.
+    rounds : int
+        How many rounds each run has.
+    """
+
+    def __init__(self, console: Console, labels: list[str], rounds: int) -> None:
+        self.console, self.labels, self.rounds = console, labels, rounds
+        self.done = [0] * len(labels)
+        self._scores: list[float | None] = [None] * len(labels)
+        self._begin = time.perf_counter()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Watcher:
+        self._begin = time.perf_counter()
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                TextColumn("{task.fields[speed]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.rounds, speed="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, position: int, record: Record) -> None:
+        """Take note of a round that run `position` has completed."""
+        self.done[position] = record.round
+        if record.accuracy is not None:
+            self._scores[position] = record.accuracy
+        last = position == len(self.labels) - 1
+        if not last:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, completed=min(self.done), description=self._accuracies(), speed=self._speed())
+        elif record.accuracy is not None:
+            self.console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+
+    def _accuracies(self) -> str:
+        means = []
+        for label in dict.fromkeys(self.labels):
+            scores = [s for s, name in zip(self._scores, self.labels, strict=True) if name == label and s is not None]
+            if scores:
+                means.append(f"{label} {100 * statistics.fmean(scores):.1f} %")
+        shown = means if len(means) <= 6 else [*means[:6], f"and {len(means) - 6} more"]
+        return "  ".join(shown)
+
+    def _speed(self) -> str:
+        return f"{min(self.done) / max(1e-9, time.perf_counter() - self._begin):.1f} rounds/s"
+
+    def _line(self) -> str:
+        elapsed = time.perf_counter() - self._begin
+        done = min(self.done)
+        left = round(elapsed / done * (self.rounds - done)) if done else 0
+        text = f"round {done}/{self.rounds}  {self._accuracies()}  {self._speed()}"
+        return f"{text}  {left // 60}:{left % 60:02d} left"

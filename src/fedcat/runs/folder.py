@@ -1,0 +1,128 @@
+"""What a run leaves behind: a folder of plain files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedcat.errors import SettingError
+from fedcat.models.layout import Layout
+from fedcat.runs.ledger import Entry
+
+SETTINGS = "settings.toml"
+HISTORY = "history.jsonl"
+TRAFFIC = "traffic.csv"
+MODEL = "model.safetensors"
+SUMMARY = "run.json"
+DEVICES = "devices.json"
+COMPARISON = "comparison.json"
+
+
+def check_free(path: Path) -> None:
+    """Raise a `SettingError` if a run cannot be put at `path`."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if (path / SETTINGS).exists() or (path / COMPARISON).exists():
+        raise SettingError(f"out folder {str(path)!r} holds a run already: choose another or remove it")
+    if path.exists():
+        raise SettingError(f"out folder {str(path)!r} exists and is not empty: choose another")
+
+
+class RunFolder:
+    """The folder of one run, written to while it goes on.
+
+    Parameters
+    ----------
+    path : Path
+        Where; it must not hold anything yet.
+    settings : str
+        The settings' TOML text.
+    """
+
+    def __init__(self, path: Path, settings: str) -> None:
+        check_free(path)
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_text(path / SETTINGS, settings)
+        except OSError as error:
+            raise SettingError(f"out folder {str(path)!r} cannot be written: {error.strerror}") from error
+        self._history: IO[str] = (path / HISTORY).open("w", encoding="utf-8")
+        self._traffic: IO[str] = (path / TRAFFIC).open("w", encoding="utf-8")
+        self._traffic.write("round,device,down,up\n")
+
+    def add(self, record: dict[str, Any], entries: Iterable[Entry]) -> None:
+        """Append one round to the history and its traffic to the ledger's file."""
+        self._history.write(json.dumps(record) + "\n")
+        self._history.flush()
+        for entry in entries:
+            self._traffic.write(f"{entry.round + 1},{entry.device},{entry.down},{entry.up}\n")
+        self._traffic.flush()
+
+    def finish(
+        self, tensors: dict[str, Tensor], summary: dict[str, Any], devices: list[dict[str, Any]] | None = None
+    ) -> None:
+        """Write the model and the summary and close the files."""
+        self._history.close()
+        self._traffic.close()
+        save_model(self.path / MODEL, tensors)
+        if devices is not None:
+            write_text(self.path / DEVICES, json.dumps(devices, indent=1) + "\n")
+        write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file under a temporary name and rename it, so that it is whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def save_model(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write named tensors as safetensors, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary)
+    temporary.replace(path)
+
+
+def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:
+    """Return every tensor of a net that a file must hold: the row's, and the constants beside it."""
+    tensors = dict(layout.unpack(row))
+    state = layout.net.state_dict()
+    held = {t.data_ptr() for n, t in state.items() if n in tensors}
+    beside = {n: t for n, t in state.items() if n not in tensors and t.data_ptr() not in held}
+    return {**tensors, **beside, **layout.integers}
+
+
+def read_model(path: Path, net: nn.Module) -> nn.Module:
+    """Fill `net` with the weights of a file and return it, ready to evaluate."""
+    stored = load_file(path)
+    missing, unexpected = net.load_state_dict(stored, strict=False)
+    tied = {t.data_ptr() for n, t in net.state_dict().items() if n in stored}
+    lost = [n for n in missing if net.state_dict()[n].data_ptr() not in tied]
+    if lost or unexpected:
+        raise SettingError(
+            f"net does not fit {path.name}: missing {lost or 'nothing'}, unknown {unexpected or 'nothing'}"
+        )
+    return net.eval()
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read a run's summary."""
+    path = folder / SUMMARY
+    if not path.exists():
+        raise SettingError(f"folder {str(folder)!r} holds no finished run: {SUMMARY} is missing")
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """Read a run's history, one mapping a round."""
+    lines = (folder / HISTORY).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

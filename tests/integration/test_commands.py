@@ -1,0 +1,214 @@
+"""Whole commands, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fedcat
+from fedcat import cli
+
+SHORT = ["--devices", "20", "--rounds", "3", "--epochs", "1", "--evaluate-every", "1"]
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture
+def fedcat_command(tmp_path, monkeypatch, capsys):
+    """Return a function that runs a command in an empty folder and gives exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedcat", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return call
+
+
+def test_version(fedcat_command):
+    assert fedcat_command("--version") == (0, f"fedcat {fedcat.__version__}\n", "")
+
+
+def test_it_runs_from_the_source_tree_uninstalled(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcat", "--version"], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"fedcat {fedcat.__version__}\n")
+
+
+def test_run_shows_progress_and_writes_a_folder(fedcat_command, tmp_path):
+    code, out, err = fedcat_command("run", "--method", "fedcat", "--alpha", "0.5", *SHORT)
+    assert code == 0
+    assert "engine stacked on cpu" in out or "engine stacked on cuda" in out
+    lines = [line for line in out.splitlines() if line.startswith("round ")]
+    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
+    assert all("rounds/s" in line and "left" in line and "fedcat" in line for line in lines)
+    assert "folder    runs/fedcat-digits-1" in out
+    assert "note: rounds = 3 is not a multiple of K = 2" in err
+    assert (tmp_path / "runs" / "fedcat-digits-1" / "model.safetensors").exists()
+    assert "runs/fedcat-digits-2" in fedcat_command("run", *SHORT)[1]
+
+
+def test_a_settings_file_runs_again_and_options_override_it(fedcat_command, tmp_path):
+    fedcat_command("run", "-o", "epsilon=0.25", "-o", "lambda=2", "--seed", "3", "--out", "a", *SHORT)
+    code, _, _ = fedcat_command("run", "a/settings.toml", "--out", "b")
+    assert code == 0
+    assert Path("a/settings.toml").read_text() == Path("b/settings.toml").read_text()
+    assert "epsilon = 0.25" in Path("a/settings.toml").read_text()
+    summaries = [json.loads(Path(f, "run.json").read_text()) for f in "ab"]
+    assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
+    fedcat_command("run", "a/settings.toml", "--rounds", "1", "--no-exact", "--evaluate", "mean", "--out", "c")
+    assert json.loads(Path("c/run.json").read_text())["rounds"] == 1
+    assert "mean" in json.loads(Path("c/history.jsonl").read_text())["others"]
+
+
+def test_compare_prints_a_table(fedcat_command):
+    code, out, _ = fedcat_command(
+        "compare", "--methods", "fedavg,fedcat", "--seeds", "2", "--sweep", "alpha=0.3,1", "--sweep", "epsilon=0,1",
+        "--out", "c", *SHORT,
+    )  # fmt: skip
+    assert code == 0
+    for label in ("fedavg alpha=0.3", "fedavg alpha=1", "fedcat alpha=0.3 epsilon=0", "fedcat alpha=1 epsilon=1"):
+        assert any(label in line and "±" in line and "MB" in line for line in out.splitlines()), label
+    assert "12 runs side by side" in out
+    assert len(json.loads(Path("c/comparison.json").read_text())) == 6
+
+
+def test_lists(fedcat_command):
+    code, out, _ = fedcat_command("methods")
+    assert code == 0
+    assert all(word in out for word in ("fedavg", "fedcat-gc", "epsilon=0.5", "by-samples"))
+    code, out, _ = fedcat_command("datasets")
+    assert code == 0
+    assert all(word in out for word in ("digits", "dirichlet-hsu", "mcmahan-cifar"))
+
+
+def test_help_explains_every_setting(fedcat_command):
+    code, out, _ = fedcat_command("run", "--help")
+    assert code == 0
+    assert all(flag in out for flag in ("--alpha", "--weight-decay", "--no-exact", "--lr-schedule", "--per-device"))
+
+
+def run_with(*words: str) -> list[str]:
+    return ["run", *words]
+
+
+BAD = [
+    (run_with("--alpha", "0"), "alpha must be > 0, got 0"),
+    (run_with("--alpha", "-1"), "alpha must be > 0, got -1"),
+    (run_with("--alpha", "much"), "alpha must be a number, got 'much'"),
+    (run_with("--devices", "2000"), "devices must be at most the 1437 training samples, got 2000"),
+    (run_with("--per-round", "51"), "per_round must be at least 1 and at most the 50 devices, got 51"),
+    (run_with("--rounds", "0"), "rounds must be at least 1, got 0"),
+    (run_with("--method", "fedcta"), "unknown method 'fedcta': did you mean 'fedcat'?"),
+    (run_with("--dataset", "digit"), "unknown dataset 'digit': did you mean 'digits'?"),
+    (run_with("--net", "digitscnn"), "unknown net 'digitscnn': did you mean 'digits-cnn'?"),
+    (run_with("--net", "lab-mnist"), "net 'lab-mnist' takes inputs of shape (1, 28, 28)"),
+    (run_with("--engine", "stack"), "unknown engine 'stack': did you mean 'stacked'?"),
+    (run_with("--partition", "dir"), "unknown partition 'dir': did you mean 'dirichlet'?"),
+    (run_with("--min-samples", "20"), "partition 'dirichlet' with alpha 0.5 gave no draw of at least min_samples = 20"),
+    (run_with("--device", "tpu"), "device 'tpu' cannot be used"),
+    (run_with("--net", "theirs:Wide"), "net Wide gives an output of shape (11,), the dataset has 10 classes"),
+    (run_with("--net", "theirs:Missing"), "net 'theirs:Missing' cannot be imported"),
+    (run_with("bad.toml"), "unknown setting 'alhpa': did you mean 'alpha'?"),
+    (run_with("nowhere.toml"), "settings file 'nowhere.toml' does not exist"),
+    (run_with("--out", "full"), "out folder 'full' holds a run already"),
+    (run_with("-o", "epsilon"), "option must be written NAME=VALUE, got 'epsilon'"),
+    (run_with("-o", "mu=1"), "unknown option of fedcat 'mu'"),
+    (run_with("--method", "fedavg", "-o", "mu=1"), "method fedavg has no options, got 'mu'"),
+    (run_with("-o", "epsilon=2"), "epsilon must lie between 0 and 1, got 2"),
+    (run_with("--rouns", "3"), "No such option: --rouns"),
+    (["compare", "--seeds", "two"], "seeds must be a whole number, got 'two'"),
+    (["compare", "--sweep", "alpha"], "sweep must be written NAME=VALUE, got 'alpha'"),
+    (["compare", "--sweep", "alpha=0.1,-3"], "alpha must be > 0, got -3"),
+    (["compare", "--methods", "fedavg,fedact"], "unknown method 'fedact': did you mean 'fedcat'?"),
+    (["compare", "--out", "full"], "out folder 'full' holds a run already"),
+    (["compar"], "No such command 'compar'"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_bad_input_gets_one_line_and_leaves_nothing_behind(fedcat_command, tmp_path, words, message):
+    Path("bad.toml").write_text("alhpa = 0.1\n")
+    Path("theirs.py").write_text(
+        "from torch import nn\n"
+        "class Wide(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(64, 11)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x.flatten(1))\n"
+    )
+    Path("full").mkdir()
+    Path("full/settings.toml").write_text("")
+    sys.modules.pop("theirs", None)
+    code, out, err = fedcat_command(*words)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert out == ""
+    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"bad.toml", "theirs.py", "full"}
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="this machine has CUDA")
+def test_cuda_where_there_is_none(fedcat_command, tmp_path):
+    code, _, err = fedcat_command("run", "--device", "cuda")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "device 'cuda' needs CUDA" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_control_c_ends_cleanly_and_says_what_was_kept(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
+    words = ["run", "--rounds", "100000", "--evaluate-every", "1", "--out", "cut"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedcat", *words],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        history = tmp_path / "cut" / "history.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (history.exists() and history.read_text().count("\n") >= 2):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "interrupted after" in err
+    assert "kept in cut" in err
+    summary = json.loads((tmp_path / "cut" / "run.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds"] == history.read_text().count("\n") >= 2
+    fedcat.load_model(tmp_path / "cut")
+
+
+def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
+    import io
+
+    from rich.console import Console
+
+    screen = io.StringIO()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "out", Console(file=screen, force_terminal=True, width=120, highlight=False))
+    monkeypatch.setattr(sys, "argv", ["fedcat", "run", *SHORT])
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = screen.getvalue()
+    assert "3/3" in shown
+    assert "rounds/s" in shown
+    assert "fedcat" in shown

@@ -1,0 +1,155 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedcat
+from fedcat.errors import SettingError
+from fedcat.models.layout import Layout
+from fedcat.runs.folder import model_tensors, read_history, read_model, save_model
+
+SHORT = {"dataset": "digits", "alpha": 0.5, "devices": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
+
+
+@pytest.fixture
+def finished(tmp_path):
+    return fedcat.run(method="fedcat", out=tmp_path / "run", per_device=True, **SHORT)
+
+
+def test_the_folder_holds_everything(finished):
+    folder = finished.folder
+    assert {p.name for p in folder.iterdir()} == {
+        "settings.toml",
+        "history.jsonl",
+        "traffic.csv",
+        "model.safetensors",
+        "run.json",
+        "devices.json",
+    }
+    history = read_history(folder)
+    assert [line["round"] for line in history] == [1, 2, 3, 4]
+    assert history[1]["accuracy"] == finished.history[1].accuracy
+    summary = json.loads((folder / "run.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["partition_hash"] == finished.federation.hash
+    assert summary["versions"]["fedcat"] == fedcat.__version__
+    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["engine"]["name"] == "stacked"
+    assert "MFLOP" in summary["engine"]["why"]
+    devices = json.loads((folder / "devices.json").read_text())
+    assert [d["samples"] for d in devices] == finished.federation.sizes.tolist()
+
+
+def test_the_traffic_file_adds_up_to_the_history(finished):
+    lines = [line.split(",") for line in (finished.folder / "traffic.csv").read_text().splitlines()]
+    assert lines[0] == ["round", "device", "down", "up"]
+    last = finished.history[-1]
+    assert sum(int(line[2]) for line in lines[1:]) == last.down
+    assert sum(int(line[3]) for line in lines[1:]) == last.up
+    for record in finished.history:
+        mine = sorted(int(line[1]) for line in lines[1:] if int(line[0]) == record.round)
+        assert mine == sorted(record.devices)
+
+
+def test_the_settings_file_gives_the_same_numbers_again(finished, tmp_path):
+    import tomllib
+
+    given = tomllib.loads((finished.folder / "settings.toml").read_text())
+    again = fedcat.run(out=tmp_path / "again", **given)
+    assert (tmp_path / "again" / "settings.toml").read_text() == (finished.folder / "settings.toml").read_text()
+    assert (tmp_path / "again" / "traffic.csv").read_text() == (finished.folder / "traffic.csv").read_text()
+    for a, b in zip(finished.history, again.history, strict=True):
+        assert (a.accuracy, a.loss, a.train_loss, a.devices) == (b.accuracy, b.loss, b.train_loss, b.devices)
+    stored, fresh = (load_file(f / "model.safetensors") for f in (finished.folder, again.folder))
+    assert all(torch.equal(stored[n], fresh[n]) for n in stored)
+
+
+def test_the_model_comes_back_trained(finished):
+    net = fedcat.load_model(finished.folder)
+    assert not net.training
+    test = finished.federation.test
+    with torch.no_grad():
+        accuracy = (net(test.inputs(slice(None), torch.float32)).argmax(1) == test.y).double().mean().item()
+    assert accuracy == pytest.approx(finished.accuracy)
+    for a, b in zip(net.parameters(), finished.model().parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Odd(nn.Module):
+    """Tied weights, a frozen layer and batch normalisation, for inputs of 64 numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.b = nn.Linear(64, 64)
+        self.b.weight = self.a.weight
+        self.out = nn.Linear(64, 10)
+        self.out.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.out(self.b(torch.tanh(self.norm(self.a(x.flatten(1))))))
+
+
+def test_tied_frozen_and_integer_tensors_survive_the_file(tmp_path):
+    torch.manual_seed(0)
+    net = Odd()
+    net.norm.num_batches_tracked += 5
+    layout = Layout(net)
+    row = layout.pack(net) + 1
+    save_model(tmp_path / "m", model_tensors(layout, row))
+    back = read_model(tmp_path / "m", Odd())
+    assert torch.equal(layout.pack(back), row)
+    assert torch.equal(back.out.bias, net.out.bias)
+    assert back.b.weight is back.a.weight
+    assert int(back.norm.num_batches_tracked) == 5
+
+
+def test_a_users_net_is_needed_to_load_a_users_net(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    result = fedcat.run(net=net, out=tmp_path / "run", **SHORT)
+    with pytest.raises(SettingError, match=r"'Sequential' .* pass the net"):
+        fedcat.load_model(tmp_path / "run")
+    back = fedcat.load_model(tmp_path / "run", net=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    assert torch.equal(back[1].weight, result.model()[1].weight)
+    with pytest.raises(SettingError, match="net does not fit"):
+        fedcat.load_model(tmp_path / "run", net=nn.Linear(64, 10))
+    assert not torch.equal(net[1].weight, back[1].weight)
+
+
+def test_a_net_that_can_be_imported_is_found_again(tmp_path):
+    result = fedcat.run(net=Odd, out=tmp_path / "run", **{**SHORT, "min_samples": 2})
+    assert result.settings.net == f"{__name__}:Odd"
+    assert torch.equal(fedcat.load_model(tmp_path / "run").a.weight, result.model().a.weight)
+
+
+def test_a_folder_that_holds_something_is_left_alone(finished, tmp_path):
+    with pytest.raises(SettingError, match="holds a run already"):
+        fedcat.run(out=finished.folder, **SHORT)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(SettingError, match="exists and is not empty"):
+        fedcat.run(out=tmp_path / "mine", **SHORT)
+    with pytest.raises(SettingError, match="cannot be written"):
+        fedcat.run(out=finished.folder / "run.json" / "below", **SHORT)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "x"
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(SettingError, match=r"holds no finished run: run\.json is missing"):
+        fedcat.load_model(tmp_path)
+
+
+def test_an_interrupt_keeps_what_there_is(tmp_path):
+    def stop(position, record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedcat.run(out=tmp_path / "run", watch=stop, **SHORT)
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", 3)
+    assert len(read_history(tmp_path / "run")) == 3
+    fedcat.load_model(tmp_path / "run")

@@ -1,0 +1,90 @@
+import json
+import statistics
+
+import pytest
+import torch
+
+import fedcat
+from fedcat.errors import SettingError
+
+SHORT = {"dataset": "digits", "devices": 20, "rounds": 3, "epochs": 1, "evaluate_every": 1}
+
+
+def test_a_run_in_a_comparison_is_the_run_alone():
+    lines = fedcat.compare(["fedavg", "fedcat"], seeds=2, **SHORT)
+    assert [line.label for line in lines] == ["fedavg", "fedcat"]
+    for line in lines:
+        for seed, result in enumerate(line.results):
+            alone = fedcat.run(method=line.label, seed=seed, **SHORT)
+            assert [r.accuracy for r in alone.history] == [r.accuracy for r in result.history]
+            assert torch.equal(alone.model().head.weight, result.model().head.weight)
+
+
+def test_figures_are_means_and_deviations_over_seeds():
+    (line,) = fedcat.compare(["fedavg"], seeds=[3, 8, 5], **SHORT)
+    assert [r.settings.seed for r in line.results] == [3, 8, 5]
+    best = [max(r.accuracies) for r in line.results]
+    assert line.mean("best") == (statistics.fmean(best), statistics.stdev(best))
+    assert fedcat.compare(["fedavg"], seeds=1, **SHORT)[0].mean("best")[1] == 0.0
+
+
+def test_sweeps_go_through_all_combinations_that_a_method_knows():
+    made = fedcat.Comparison(["fedavg", "fedcat"], seeds=1, sweep={"alpha": [0.3, 1.0], "epsilon": [0.0, 1.0]}, **SHORT)
+    assert made.labels == [
+        "fedavg alpha=0.3",
+        "fedavg alpha=1.0",
+        "fedcat alpha=0.3 epsilon=0.0",
+        "fedcat alpha=0.3 epsilon=1.0",
+        "fedcat alpha=1.0 epsilon=0.0",
+        "fedcat alpha=1.0 epsilon=1.0",
+    ]
+    assert made.prepared[3].settings.options == {"fedcat": {"epsilon": 1.0}}
+    assert made.prepared[3].simulation.method.selector.epsilon == 1.0
+    assert made.prepared[0].settings.alpha == 0.3
+
+
+def test_ablations_are_settings_of_fedcat():
+    made = fedcat.Comparison(["fedcat", "fedcat-gc", "fedcat-dc"], seeds=1, **SHORT)
+    lengths = [p.simulation.method.length for p in made.prepared]
+    kinds = [type(p.simulation.method.selector).__name__ for p in made.prepared]
+    assert lengths == [2, 1, 2]
+    assert kinds == ["GroupedSelector", "GroupedSelector", "FunctionSelector"]
+
+
+def test_a_users_method_can_be_compared_and_swept(tmp_path):
+    class Shrunk(fedcat.FedAvg):
+        def __init__(self, context, *, factor: float = 1.0):
+            super().__init__(context)
+            self.factor = factor
+
+        def reduce(self, hops, replies):
+            super().reduce(hops, replies)
+            self.row = self.row * self.factor
+
+    lines = fedcat.compare(["fedavg", Shrunk], seeds=1, sweep={"factor": [1.0, 0.0]}, out=tmp_path / "c", **SHORT)
+    assert [line.label for line in lines] == ["fedavg", "Shrunk factor=1.0", "Shrunk factor=0.0"]
+    assert lines[0].results[0].accuracies == lines[1].results[0].accuracies
+    assert torch.count_nonzero(lines[2].results[0].model().head.weight) == 0
+    names = {p.name for p in (tmp_path / "c").iterdir()}
+    assert names == {"comparison.json", "fedavg-seed0", "Shrunk-factor=1.0-seed0", "Shrunk-factor=0.0-seed0"}
+    stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert [line["label"] for line in stored] == [line.label for line in lines]
+    assert stored[0]["best"]["mean"] == lines[0].mean("best")[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"methods": []}, "methods must name at least one method"),
+        ({"methods": ["fedavg", "fedcatt"]}, "unknown method 'fedcatt': did you mean 'fedcat'"),
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"sweep": {"alhpa": [1]}}, "unknown sweep 'alhpa': did you mean 'alpha'"),
+        ({"sweep": {"alpha": [0.5, -1]}}, "alpha must be > 0, got -1"),
+        ({"sweep": {"seed": [1]}}, "unknown sweep 'seed'"),
+        ({"sweep": {"alpha": []}}, "sweep of alpha must name at least one value"),
+    ],
+)
+def test_bad_comparisons_are_refused_before_anything_is_written(given, message, tmp_path):
+    with pytest.raises(SettingError, match=message):
+        fedcat.compare(**{"methods": ["fedavg", "fedcat"], "out": tmp_path / "c", **SHORT, **given})
+    assert not (tmp_path / "c").exists()
