@@ -1,0 +1,119 @@
+"""Sequential against stacked: what the rule behind `--engine auto` rests on.
+
+    python benchmarks/engines.py [--device cpu] [--nets digits-cnn lab-cifar] [--batch-sizes 10 50] [--per-round 10]
+        [--samples 100] [--json FILE]
+
+FedAvg rounds on random images: every device holds --samples samples, one local epoch. Both engines do the same work
+in one process; they take turns, and the best of several rounds counts. The last column is how many times faster stacked
+is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import fedcat
+from fedcat.models.traits import traits
+from fedcat.workshop import Workshop, find_device
+
+SHAPES = {
+    "digits-cnn": (1, 8, 8),
+    "lab-mnist": (1, 28, 28),
+    "lab-cifar": (3, 32, 32),
+    "lab-femnist": (1, 28, 28),
+    "mcmahan-mnist": (1, 28, 28),
+    "mcmahan-cifar": (3, 32, 32),
+}
+
+
+def federation(shape: tuple[int, ...], devices: int, samples: int) -> fedcat.Federation:
+    """Make devices that hold random images."""
+    rng = np.random.default_rng(0)
+    total = devices * samples
+    images = rng.integers(256, size=(total, *shape), dtype=np.uint8)
+    train = fedcat.Pool(images, rng.integers(10, size=total))
+    test = fedcat.Pool(images[:10], rng.integers(10, size=10))
+    return fedcat.Federation(train, test, np.arange(total) % devices, classes=10)
+
+
+def seconds_a_round(simulation: fedcat.Simulation) -> float:
+    """Train one round and return its time, without evaluation."""
+    jobs = simulation.plan()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    replies = simulation.engine.train(jobs)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    elapsed = time.perf_counter() - begin
+    simulation.absorb(replies)
+    return elapsed
+
+
+def measure(net: str, batch_size: int, words: argparse.Namespace) -> dict[str, object]:
+    """Return the figures of one net and batch size."""
+    data = federation(SHAPES[net], words.per_round, words.samples)
+    shop = Workshop()
+    given = {"dataset": data, "net": net, "batch_size": batch_size, "epochs": 1, "fraction": 1.0, "rounds": 10**6}
+    given |= {"method": "fedavg", "device": words.device, "exact": words.exact, "evaluate_every": 10**6, "lr": 1e-4}
+    pair = {e: shop.prepare({**given, "engine": e}).simulation for e in ("sequential", "stacked")}
+    best = {e: float("inf") for e in pair}
+    for turn in range(words.turns + 1):
+        for engine, simulation in pair.items():
+            elapsed = seconds_a_round(simulation)
+            simulation.record()
+            if turn:
+                best[engine] = min(best[engine], elapsed)
+    task = pair["stacked"].task
+    flops = traits(task.layout, task.pool).flops * batch_size
+    return {
+        "net": net,
+        "batch_size": batch_size,
+        "mflop_forward": flops / 1e6,
+        "rounds_a_second": {e: 1 / seconds for e, seconds in best.items()},
+        "ratio": best["sequential"] / best["stacked"],
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--nets", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[10, 50])
+    parser.add_argument("--per-round", type=int, default=10)
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", type=Path)
+    words = parser.parse_args()
+    device = find_device(words.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    print(f"{device} ({name}), torch {torch.__version__}, K = {words.per_round}, {words.samples} samples a device")
+    print(f"{'net':14} {'batch':>5} {'MFLOP a batch':>13} {'sequential':>12} {'stacked':>12} {'faster':>7}")
+    rows = []
+    for net in words.nets:
+        for batch_size in words.batch_sizes:
+            row = measure(net, batch_size, words)
+            rows.append(row)
+            speed = row["rounds_a_second"]
+            print(
+                f"{net:14} {batch_size:5} {row['mflop_forward']:13.1f} {speed['sequential']:10.2f}/s "
+                f"{speed['stacked']:10.2f}/s {row['ratio']:6.2f}x",
+                flush=True,
+            )
+    if words.json:
+        settings = {k: v for k, v in vars(words).items() if k != "json"}
+        machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+        words.json.write_text(json.dumps({"settings": settings, "machine": machine, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
