@@ -33,14 +33,6 @@ def both(make_net, fed, dtype, device, **words):
     return rows
 
 
-@pytest.fixture(autouse=True)
-def no_tf32():
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_after_a_whole_cycle(name, device, record_figure):

@@ -29,6 +29,9 @@ class Engine(ABC):
 
     name: str
 
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
+
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train every hop and return the replies in the order of the jobs."""
@@ -40,7 +43,7 @@ class Engine(ABC):
         where = torch.arange(len(pool), device=pool.x.device) if index is None else index
         layout.net.eval()
         results = []
-        with torch.no_grad():
+        with torch.no_grad(), arithmetic(self.exact):
             for row in rows:
                 parameters = layout.parameter_views(row[: layout.parameter_size])
                 buffers = layout.buffer_views(row[layout.parameter_size :])
@@ -57,13 +60,14 @@ class Engine(ABC):
 
 
 @contextmanager
-def exactly(on: bool) -> Iterator[None]:
-    """Within this, if `on`, the backend neither tunes kernels by timing nor picks one that may vary."""
-    cudnn = torch.backends.cudnn
-    before = (cudnn.benchmark, cudnn.deterministic)
-    if on:
+def arithmetic(exact: bool) -> Iterator[None]:
+    """Within this float32 is float32 (no TF32); if `exact`, no kernel is tuned by timing or may vary."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    if exact:
         cudnn.benchmark, cudnn.deterministic = False, True
     try:
         yield
     finally:
-        cudnn.benchmark, cudnn.deterministic = before
+        cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcat.chance import Purpose, chance, torch_seed
-from fedcat.engines.engine import Engine, Job, exactly
+from fedcat.engines.engine import Engine, Job, arithmetic
 from fedcat.engines.schedule import batches
 from fedcat.hop import Hop, Reply
 from fedcat.local import Batch, LocalRule, Task, stack
@@ -25,12 +25,9 @@ class SequentialEngine(Engine):
 
     name = "sequential"
 
-    def __init__(self, exact: bool = False) -> None:
-        self.exact = exact
-
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops in their order."""
-        with exactly(self.exact):
+        with arithmetic(self.exact):
             return [train_one(task, hop) for task, hop in jobs]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcat.chance import Purpose, chance
-from fedcat.engines.engine import Engine, Job, exactly
+from fedcat.engines.engine import Engine, Job, arithmetic
 from fedcat.engines.schedule import batches
 from fedcat.hop import Reply, Tensors
 from fedcat.local import Batch, LocalRule, stack
@@ -33,9 +33,6 @@ class StackedEngine(Engine):
 
     name = "stacked"
 
-    def __init__(self, exact: bool = False) -> None:
-        self.exact = exact
-
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops, those that can share a launch together."""
         launches: dict[object, list[int]] = {}
@@ -48,7 +45,7 @@ class StackedEngine(Engine):
             )
             launches.setdefault(key, []).append(position)
         replies: dict[int, Reply] = {}
-        with exactly(self.exact):
+        with arithmetic(self.exact):
             for positions in launches.values():
                 launch = _Launch([jobs[p] for p in positions], self.exact)
                 replies.update(zip(positions, launch.run(), strict=True))
