@@ -55,7 +55,8 @@ def test_making_a_net_leaves_the_users_random_numbers_alone():
 def test_a_given_net_starts_from_its_own_weights():
     net = Plain()
     ready = Workshop().prepare({**SHORT, "net": net})
-    assert torch.equal(ready.simulation.method.row, torch.cat([net.layer.weight.flatten(), net.layer.bias]))
+    start = torch.cat([net.layer.weight.flatten(), net.layer.bias])
+    assert torch.equal(ready.simulation.method.row.cpu(), start)
     before = net.layer.weight.clone()
     ready.simulation.run()
     assert torch.equal(net.layer.weight, before)

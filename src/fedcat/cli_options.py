@@ -53,8 +53,8 @@ def _parameter(name: str) -> inspect.Parameter:
     help = found.metadata["help"]
     panel = next(panel for panel, names in _PANELS.items() if name in names)
     kind: Any
-    if hint is bool:
-        help += f" [{'on' if found.default else 'off'}]"
+    if hint in (bool, bool | None):
+        help += " [off]" if found.default is False else ""
         kind, flags, metavar = bool | None, [f"{flag}/--no-{flag[2:]}"], None
     elif hint == list[str]:
         kind, flags, metavar = list[str] | None, [flag], "NAME"

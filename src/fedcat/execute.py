@@ -72,9 +72,9 @@ class Result:
         return statistics.fmean(self.accuracies[-5:])
 
     def model(self) -> nn.Module:
-        """Return the trained net, ready to evaluate."""
+        """Return the trained net, on the CPU, ready to evaluate."""
         simulation = self._prepared.simulation
-        net = self._prepared.net().to(simulation.task.layout.device, simulation.task.layout.dtype)
+        net = self._prepared.net().to(simulation.task.layout.dtype)
         simulation.task.layout.write(simulation.method.models()["global"], net)
         return net.eval()
 

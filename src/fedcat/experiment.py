@@ -60,7 +60,7 @@ class Settings:
     engine: str = _is("auto", "how devices train: auto, sequential or stacked")
     device: str = _is("auto", "where: auto, cpu, cuda or cuda:0 and so on")
     dtype: str = _is("float32", "the type of all numbers: float32 or float64")
-    exact: bool = _is(True, "the same numbers whatever runs beside it; otherwise a little faster")
+    exact: bool | None = _is(None, "the same bits whatever runs beside it; by default on a CPU, where it costs little")
     threads: int | None = _is(None, "threads that PyTorch uses on the CPU; by default its own choice")
     options: dict[str, dict[str, Any]] = _is({}, "options of methods, by method")
 

@@ -82,17 +82,19 @@ class Workshop:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         device = find_device(settings.device)
+        exact = device.type == "cpu" if settings.exact is None else settings.exact
+        settings = replace(settings, exact=exact)
         federation = self._federation(data, settings)
         net = parts.get("net") or NETS.get(_net_name(settings))
         builder = net_builder(net, federation.train.shape, federation.classes)
         layout, start = self._layout(net, builder, federation, settings, device)
         pool = federation.train.to(device)
-        name, why = engines.pick(settings.engine, layout, pool, settings.batch_size, settings.exact)
+        name, why = engines.pick(settings.engine, layout, pool, settings.batch_size, exact)
         method = _method(parts, settings, federation, layout, start)
         simulation = Simulation(
             method,
             _task(settings, federation, layout, pool, method),
-            self._engine(name, settings.exact),
+            self._engine(name, exact),
             federation.test.to(device),
             settings.rounds,
             settings.evaluate_every,

@@ -5,7 +5,7 @@ import torch
 from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
 from torch import nn
 
-from fedcat.engines import StackedEngine, make, pick
+from fedcat.engines import StackedEngine, make, pick, width
 from fedcat.methods import FedAvg, FedCat
 from fedcat.models.nets import NETS
 from fedcat.simulation import run_together
@@ -157,8 +157,12 @@ def test_stacked_dropout_would_be_an_error_and_not_a_silent_mistake():
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("net", [small_net, lambda: NETS.get("digits-cnn")((1, 8, 8), 10)])
-def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, device):
+def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, fixed, device, monkeypatch):
+    """On a CPU also where the width of a stack is taken to matter, so that it is fixed."""
+    if fixed:
+        monkeypatch.setattr(width, "_matters", lambda layout, pool, batch_size: True)
     fed = federation([3, 9, 5, 13, 7, 4])
     layout = layout_of(net(), torch.float32, device)
 
@@ -173,6 +177,46 @@ def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, device):
     alone = result()
     assert torch.equal(alone, result((FedAvg, 1)))
     assert torch.equal(alone, result((FedAvg, 6), (FedCat, 5), (FedCat, 3)))
+    assert torch.equal(alone, result(*[(FedAvg, 6)] * 4))
+
+
+def test_a_fixed_width_agrees_with_the_reference(monkeypatch):
+    monkeypatch.setattr(width, "_matters", lambda layout, pool, batch_size: True)
+    monkeypatch.setattr(width, "FIXED", 4)
+    fed = federation([3, 9, 5, 12, 7, 4, 20])
+    rows = []
+    for engine in ("sequential", "stacked"):
+        sim = simulate(FedCat, fed, layout_of(small_net()), engine, k=7, rounds=7, exact=True, momentum=0.5)
+        sim.run()
+        rows.append(sim.method.row)
+    assert apart(rows[1], rows[0]) < 1e-12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_widths(device):
+    fed = federation(SIZES)
+    layout = layout_of(small_net(), torch.float32, device)
+    pool = fed.train.to(layout.device)
+    assert width.width_of(layout, pool, 4, exact=False) == width.Width(1, None)
+    exact = width.width_of(layout, pool, 4, exact=True)
+    assert exact in (width.Width(2, None), width.Width(width.FIXED, width.FIXED))
+    if device != "cpu":
+        assert exact.most == width.FIXED
+
+
+def test_a_net_whose_bits_depend_on_the_width_is_found_out():
+    class Odd(nn.Module):
+        """Adds what it knows of the width of its stack: the storage behind its weights."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1)) * (1 + 1e-6 * torch._C._functorch.get_unwrapped(x).shape[0])
+
+    fed = federation(SIZES)
+    assert width.width_of(layout_of(Odd()), fed.train, 4, exact=True) == width.Width(width.FIXED, width.FIXED)
 
 
 def test_exact_mode_trains_a_net_that_mixes_samples_one_at_a_time():

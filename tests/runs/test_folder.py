@@ -37,7 +37,7 @@ def test_the_folder_holds_everything(finished):
     assert summary["versions"]["fedcat"] == fedcat.__version__
     assert summary["versions"]["torch"] == torch.__version__
     assert summary["engine"]["name"] == "stacked"
-    assert "MFLOP" in summary["engine"]["why"]
+    assert summary["engine"]["why"]
     devices = json.loads((folder / "devices.json").read_text())
     assert [d["samples"] for d in devices] == finished.federation.sizes.tolist()
 

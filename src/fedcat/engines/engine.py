@@ -43,7 +43,7 @@ class Engine(ABC):
         where = torch.arange(len(pool), device=pool.x.device) if index is None else index
         layout.net.eval()
         results = []
-        with torch.no_grad(), arithmetic(self.exact):
+        with torch.no_grad(), arithmetic():
             for row in rows:
                 parameters = layout.parameter_views(row[: layout.parameter_size])
                 buffers = layout.buffer_views(row[layout.parameter_size :])
@@ -60,13 +60,11 @@ class Engine(ABC):
 
 
 @contextmanager
-def arithmetic(exact: bool) -> Iterator[None]:
-    """Within this float32 is float32 (no TF32); if `exact`, no kernel is tuned by timing or may vary."""
+def arithmetic() -> Iterator[None]:
+    """Within this float32 is float32 (no TF32), and no kernel is tuned by timing or may vary from run to run."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
-    cudnn.allow_tf32 = matmul.allow_tf32 = False
-    if exact:
-        cudnn.benchmark, cudnn.deterministic = False, True
+    cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = False, True, False, False
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ class SequentialEngine(Engine):
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops in their order."""
-        with arithmetic(self.exact):
+        with arithmetic():
             return [train_one(task, hop) for task, hop in jobs]
 
 

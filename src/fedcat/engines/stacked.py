@@ -12,9 +12,11 @@ from torch.func import vmap
 
 from fedcat.chance import Purpose, chance
 from fedcat.engines.engine import Engine, Job, arithmetic
-from fedcat.engines.schedule import batches
-from fedcat.hop import Reply, Tensors
-from fedcat.local import Batch, LocalRule, stack
+from fedcat.engines.schedule import batch_lengths, batches
+from fedcat.engines.slab import Slab, take
+from fedcat.engines.width import Width, width_of
+from fedcat.hop import Hop, Reply, Tensors
+from fedcat.local import Batch, Task, stack
 from fedcat.models.traits import traits
 
 
@@ -27,8 +29,8 @@ class StackedEngine(Engine):
     Parameters
     ----------
     exact : bool
-        Give the same bits whatever else is in the launch: a lone row is doubled and batches are always filled up
-        to the batch size.
+        Give the same bits whatever else is trained beside: batches are always filled up to the batch size, and
+        stacks have a width at which that changes nothing (see `width_of`).
     """
 
     name = "stacked"
@@ -45,59 +47,23 @@ class StackedEngine(Engine):
             )
             launches.setdefault(key, []).append(position)
         replies: dict[int, Reply] = {}
-        with arithmetic(self.exact):
+        with arithmetic():
             for positions in launches.values():
-                launch = _Launch([jobs[p] for p in positions], self.exact)
-                replies.update(zip(positions, launch.run(), strict=True))
+                task = jobs[positions[0]][0]
+                width = width_of(task.layout, task.pool, task.batch_size, self.exact)
+                positions.sort(key=lambda p: -_steps(*jobs[p]))
+                for begin in range(0, len(positions), width.most or len(positions)):
+                    some = positions[begin : begin + (width.most or len(positions))]
+                    launch = _Launch([jobs[p] for p in some], self.exact, width)
+                    replies.update(zip(some, launch.run(), strict=True))
         return [replies[p] for p in range(len(jobs))]
-
-
-class _Slab:
-    """The rows of a launch that have one rule: its row algebra runs on all of them at once."""
-
-    def __init__(self, rule: LocalRule, first: int, jobs: list[Job], steps: list[int], size: int) -> None:
-        self.rule, self.first, self.stop = rule, first, first + len(jobs)
-        hops = [hop for _, hop in jobs]
-        self.start = torch.stack([hop.start[:size] for hop in hops])
-        self.sent, self.memory = stack([h.sent for h in hops]), stack([h.memory for h in hops])
-        new = self.start.new_tensor
-        self.lr = new([[hop.lr] for hop in hops])
-        self.momentum = new([[task.momentum] for task, _ in jobs])
-        self.steps = new([[s] for s in steps])
-        self.changes_gradient = type(rule).gradient is not LocalRule.gradient
-        self.changes_step = type(rule).after is not LocalRule.after
-        self.keep(np.arange(self.first, self.stop))
-
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        """From now on work on these rows of the launch, as far as they are this slab's."""
-        mine = rows[(rows >= self.first) & (rows < self.stop)] - self.first
-        self.count = len(mine)
-        if self.changes_gradient or self.changes_step:
-            self._start, self._lr = _take(self.start, mine), _take(self.lr, mine)
-            self._sent = {n: _take(t, mine) for n, t in self.sent.items()}
-            self._memory = {n: _take(t, mine) for n, t in self.memory.items()}
-
-    def gradient(self, g: Tensor, p: Tensor) -> Tensor:
-        """Return the rule's gradient for the rows that it works on."""
-        return self.rule.gradient(g, p, self._start, self._sent, self._memory)
-
-    def after(self, p: Tensor) -> Tensor:
-        """Return the rule's parameters after a step for the rows that it works on."""
-        return self.rule.after(p, self._lr, self._sent, self._memory)
-
-    def finish(self, end: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what all rows upload and keep."""
-        return self.rule.finish(self.start, end, self.steps, self.lr, self.momentum, self.sent, self.memory)
 
 
 class _Launch:
     """One matrix of rows from its first step to its last."""
 
-    def __init__(self, jobs: list[Job], exact: bool) -> None:
-        self.exact = exact
-        self.asked = len(jobs)
-        if exact and len(jobs) == 1:
-            jobs = jobs * 2
+    def __init__(self, jobs: list[Job], exact: bool, width: Width) -> None:
+        self.exact, self.width = exact, width
         plans = [batches(task, hop) for task, hop in jobs]
         rules = list(dict.fromkeys(task.rule for task, _ in jobs))
         order = sorted(range(len(jobs)), key=lambda i: (rules.index(jobs[i][0].rule), -len(plans[i][0])))
@@ -113,7 +79,7 @@ class _Launch:
             mine = [i for i, (t, _) in enumerate(self.jobs) if t.rule == rule]
             steps = self.counts[mine].tolist()
             own = [self.jobs[i] for i in mine]
-            self.slabs.append(_Slab(rule, mine[0], own, steps, self.layout.parameter_size))
+            self.slabs.append(Slab(rule, mine[0], own, steps, self.layout.parameter_size))
         self.rule = rules[0]
         self.by_length = traits(self.layout, self.pool).mixes_samples
         self._place_batches()
@@ -162,6 +128,7 @@ class _Launch:
         self.loss = torch.zeros(len(self.jobs), dtype=self.p.dtype, device=self.device)
         self.sent = stack([hop.sent for _, hop in self.jobs]) if self.rule.own_loss else {}
         self.rows = np.arange(len(self.jobs))
+        self._keep(self.rows)
 
     def run(self) -> list[Reply]:
         """Take all steps and return the replies in the order of the jobs."""
@@ -173,23 +140,26 @@ class _Launch:
         return self._replies()
 
     def _drop_finished(self, step: int) -> None:
-        """Write out the rows that have taken their last step and keep the others.
-
-        In exact mode a last lone row is kept twice: a stack of one may run other kernels than a stack of several.
-        """
+        """Write out the rows that have taken their last step and keep the others."""
         goes_on = self.counts[self.rows] > step
         if goes_on.all():
             return
         done = np.flatnonzero(~goes_on)
         self.ends[self.rows[done]] = torch.cat([self.p, self.buffers], 1)[done]
-        keep = np.flatnonzero(goes_on)
-        if self.exact and len(keep) == 1:
-            keep = keep.repeat(2)
-        self.rows = self.rows[keep]
+        distinct = np.unique(self.rows[goes_on], return_index=True)[1]
+        self._keep(np.flatnonzero(goes_on)[distinct])
+
+    def _keep(self, which: NDArray[np.int64]) -> None:
+        """Go on with some of the rows; a stack that gets too narrow is filled up with copies of the last one."""
+        if 0 < len(which) < self.width.least:
+            which = np.concatenate([which, which[-1:].repeat(self.width.least - len(which))])
+        if len(which) == len(self.rows) and (which == np.arange(len(which))).all():
+            return
+        self.rows = self.rows[which]
         for slab in self.slabs:
             slab.keep(self.rows)
         for name in ("p", "buffers", "v", "lr", "momentum", "decay", "clip"):
-            setattr(self, name, getattr(self, name)[keep])
+            setattr(self, name, getattr(self, name)[which])
 
     def _gradients(self, step: int) -> Tensor:
         """Return the gradients [rows, P] of this step's losses; note losses and new buffers."""
@@ -218,7 +188,7 @@ class _Launch:
         x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(p).items()}
         drawn = {n: t[rows, step] for n, t in self.drawn.items()}
-        sent = {n: _take(t, rows) for n, t in self.sent.items()}
+        sent = {n: take(t, rows) for n, t in self.sent.items()}
         losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0, 0))(
             leaves, self.layout.buffer_views(buffers), x, y, mask, sent, drawn
         )
@@ -286,13 +256,7 @@ class _Launch:
                     uploads={n: t[row - slab.first] for n, t in uploads.items()},
                     memory={n: t[row - slab.first] for n, t in memory.items()},
                 )
-        return [replies[i] for i in range(self.asked)]
-
-
-def _take(stacked: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Return some rows of a stacked tensor; one that all rows share stays shared."""
-    shared = stacked.stride(0) == 0 and len(stacked) > 1
-    return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared else stacked[torch.from_numpy(rows)]
+        return [replies[i] for i in range(len(self.jobs))]
 
 
 def _longer(values: Tensor, steps: int) -> Tensor:
@@ -303,3 +267,7 @@ def _longer(values: Tensor, steps: int) -> Tensor:
 def _flat(parts: Sequence[Tensor]) -> Tensor:
     """Lay stacked tensors [R, ...] side by side as rows [R, sum of sizes]."""
     return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+
+
+def _steps(task: Task, hop: Hop) -> int:
+    return hop.epochs * len(batch_lengths(task.samples(hop.device), task.batch_size, task.join_lone))
