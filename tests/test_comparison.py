@@ -1,8 +1,11 @@
+import functools
 import json
 import statistics
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedcat
 from fedcat.errors import SettingError
@@ -74,6 +77,25 @@ def test_a_users_method_can_be_compared_and_swept(tmp_path):
     assert stored[0]["best"]["mean"] == lines[0].mean("best")[0]
 
 
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    nets = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(2)]
+    lines = fedcat.compare(["fedavg"], seeds=1, sweep={"net": nets}, out=tmp_path / "c", **SHORT)
+    assert [line.label for line in lines] == ["fedavg net=Sequential", "fedavg net=Sequential #2"]
+    assert len(list((tmp_path / "c").iterdir())) == 3
+    assert lines[0].results[0].accuracies != lines[1].results[0].accuracies
+
+
+def test_seeds_and_swept_values_may_be_arrays():
+    made = fedcat.Comparison(["fedavg"], seeds=np.arange(2), sweep={"alpha": np.array([0.5, 1.0])}, **SHORT)
+    assert made.seeds == [0, 1]
+    assert [p.settings.alpha for p in made.prepared] == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_a_partial_method_has_its_functions_name():
+    lines = fedcat.compare([functools.partial(fedcat.FedCat, epsilon=1.0)], seeds=1, **SHORT)
+    assert lines[0].label == "FedCat"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -83,6 +105,9 @@ def test_a_users_method_can_be_compared_and_swept(tmp_path):
         ({"sweep": {"alhpa": [1]}}, "unknown sweep 'alhpa': did you mean 'alpha'"),
         ({"sweep": {"alpha": [0.5, -1]}}, "alpha must be > 0, got -1"),
         ({"sweep": {"seed": [1]}}, "unknown sweep 'seed'"),
+        ({"seeds": []}, "seeds must name at least one seed and each once"),
+        ({"seeds": [1, 1]}, "seeds must name at least one seed and each once"),
+        ({"sweep": {"threads": [1, 2]}}, "unknown sweep 'threads'"),
         ({"sweep": {"alpha": []}}, "sweep of alpha must name at least one value"),
     ],
 )

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedcat.hop import Door, Hop, Reply, Status
+from fedcat.hop import Door, Hop, Reply, Status, hop_id
 
 
 def hop(id=0, **more):
@@ -63,6 +63,17 @@ def test_each_hop_ends_once(door):
 def test_a_lost_hop_passes_with_its_reason(door):
     ((_, admitted),) = door.admit([Reply.lost(hop(0), Status.LATE, "no answer in 60 s")])
     assert (admitted.status, admitted.why, admitted.bytes_up) == (Status.LATE, "no answer in 60 s", 0)
+
+
+def test_what_comes_with_a_late_reply_is_left_out(door):
+    late = good(0, torch.ones(7), status=Status.LATE, memory={"c": torch.ones(2)})
+    ((_, admitted), _) = door.admit([late, good(1)])
+    assert (admitted.status, admitted.end, admitted.memory, admitted.samples) == (Status.LATE, None, {}, 0)
+    assert admitted.bytes_up == late.bytes_up
+
+
+def test_ids_of_two_rounds_never_meet():
+    assert len({hop_id(r, s) for r in range(5) for s in (0, 1, 999_999)}) == 15
 
 
 def test_bytes_are_those_of_the_row_and_of_what_travels_beside_it():

@@ -11,7 +11,7 @@ from fedcat.federation.federation import Federation
 from fedcat.federation.partition import PARTITIONS, partition
 from fedcat.federation.pool import Normalise, Pool
 from fedcat.hop import Hop, Reply, Status
-from fedcat.local import Batch, LocalRule, Task
+from fedcat.local import Batch, Beside, LocalRule, Task
 from fedcat.methods import METHODS, FedAvg, FedCat
 from fedcat.methods.method import Context, DeviceMemory, Method, RoundMethod, weighted_mean
 from fedcat.models.layout import Layout
@@ -27,6 +27,7 @@ __all__ = [
     "PARTITIONS",
     "SELECTORS",
     "Batch",
+    "Beside",
     "Comparison",
     "Context",
     "Dataset",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedcat.comparison import Comparison, Line
@@ -64,12 +65,13 @@ def load_model(folder: str | Path, net: Any = None) -> nn.Module:
     """
     path = Path(folder)
     summary = read_summary(path)
+    settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    name, dtype = settings["net"], getattr(torch, settings["dtype"])
     if isinstance(net, nn.Module):
-        return read_model(path / MODEL, net)
-    name = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))["net"]
+        return read_model(path / MODEL, net.to(dtype))
     if net is None and name not in NETS and ":" not in name:
         raise SettingError(
             f"net {name!r} of this run is not known by name: pass the net as load_model(folder, net=...)"
         )
     shape, classes = tuple(summary["input_shape"]), summary["classes"]
-    return read_model(path / MODEL, net_builder(net or NETS.get(name), shape, classes)())
+    return read_model(path / MODEL, net_builder(net or NETS.get(name), shape, classes)().to(dtype))

@@ -74,14 +74,14 @@ def run(
     settings = {**(read_toml(file) if file else {}), **given}
     method = settings.get("method", "fedcat")
     settings["options"] = _with_options(settings.get("options", {}), [method], option or [])
-    path = out_folder or _free_folder(f"{method}-{settings.get('dataset', 'digits')}")
-    check_free(path)
     prepared = Workshop().prepare(settings)
+    path = out_folder or _free_folder(f"{method}-{prepared.settings.dataset}")
+    check_free(path)
     _notes(prepared.notes)
     name, why = prepared.simulation.engine.name, prepared.engine_why
     out.print(f"{prepared.settings.method} on {prepared.federation!r}", markup=False, soft_wrap=True)
     out.print(f"engine {name} on {prepared.simulation.task.layout.device}: {why}", markup=False, soft_wrap=True)
-    with Watcher(out, [prepared.settings.method], prepared.settings.rounds) as watcher:
+    with Watcher(out, [prepared.settings.method], [prepared.settings.rounds]) as watcher:
         try:
             result = execute([prepared], [path], watcher)[0]
         except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def compare(
     file: File = None,
     methods: Annotated[str, typer.Option(metavar="A,B,...", help="the methods to compare")] = "fedavg,fedcat",
     seeds: Annotated[str, typer.Option(metavar="NUMBER", help="how many seeds each is run with")] = "3",
-    seed: Annotated[str, typer.Option(metavar="NUMBER", help="the first seed")] = "0",
+    seed: Annotated[str | None, typer.Option(metavar="NUMBER", help="the first seed [0]")] = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=A,B,...", help="values of a setting or option to go through; may be repeated"),
@@ -108,7 +108,9 @@ def compare(
 ) -> None:
     """Run several methods over several seeds side by side in one engine."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    settings = {**(read_toml(file) if file else {}), **given, "seed": _whole("seed", seed)}
+    settings = {**(read_toml(file) if file else {}), **given}
+    if seed is not None:
+        settings["seed"] = _whole("seed", seed)
     settings.pop("method", None)
     settings["options"] = _with_options(settings.get("options", {}), names, option or [])
     swept = {k: [parse(k, v.strip()) for v in t.split(",")] for k, t in assignments("sweep", sweep or []).items()}
@@ -118,7 +120,7 @@ def compare(
     first = comparison.prepared[0]
     out.print(f"{len(comparison.prepared)} runs side by side on {first.federation!r}", markup=False, soft_wrap=True)
     labels = [label for label in comparison.labels for _ in comparison.seeds]
-    rounds = max(ready.settings.rounds for ready in comparison.prepared)
+    rounds = [ready.settings.rounds for ready in comparison.prepared]
     with Watcher(out, labels, rounds) as watcher:
         try:
             lines = comparison.run(watcher)
@@ -173,6 +175,8 @@ def _whole(name: str, text: str) -> int:
 
 def _with_options(tables: Mapping[str, Any], methods: Sequence[str], texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the methods' options with those of the command line, which go to every method that has them."""
+    if not isinstance(tables, Mapping):
+        raise SettingError(f"options must be a table of methods' options, got {tables!r}")
     merged = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
     known = {name: options(METHODS.get(name)) for name in methods}
     for name, text in assignments("option", list(texts)).items():
@@ -204,10 +208,9 @@ def _notes(notes: Sequence[str]) -> None:
 
 
 def _interrupted(watcher: Watcher, path: Path) -> NoReturn:
-    done = min(watcher.done)
     err.print(
-        f"interrupted after {done} rounds; kept in {path}: the settings, the history and traffic of those rounds, and "
-        "the model as it was last aggregated",
+        f"interrupted after {watcher.done} rounds; kept in {path}: the settings, the history and traffic of those "
+        "rounds, and the model as it was last aggregated",
         markup=False,
         soft_wrap=True,
     )

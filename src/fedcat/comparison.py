@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import Result, Watch, execute
 from fedcat.experiment import Settings
 from fedcat.methods import METHODS, options
 from fedcat.registry import name_of
 from fedcat.runs.folder import COMPARISON, check_free, write_text
-from fedcat.workshop import Prepared, Workshop
+from fedcat.workshop import Prepared, Workshop, part_label
 
 FIGURES = ("best", "last_five", "accuracy")
 
@@ -79,11 +81,7 @@ class Comparison:
         out: str | Path | None = None,
         **given: Any,
     ) -> None:
-        if isinstance(seeds, int):
-            if seeds < 1:
-                raise SettingError(f"seeds must be at least 1, got {seeds}")
-            first = given.get("seed", 0)
-            seeds = range(first, first + seeds) if isinstance(first, int) else [first]
+        self.seeds = _seeds(seeds, given.get("seed", 0))
         if not methods:
             raise SettingError("methods must name at least one method, got none")
         self.out = None if out is None else Path(out)
@@ -93,10 +91,9 @@ class Comparison:
         self.labels: list[str] = []
         self.prepared: list[Prepared] = []
         for label, chosen in _variants(methods, sweep or {}, given):
-            if label not in self.labels:
-                self.labels.append(label)
-                self.prepared += [workshop.prepare({**chosen, "seed": seed}) for seed in seeds]
-        self.seeds = list(seeds)
+            again = sum(label == known.rpartition(" #")[0] or label == known for known in self.labels)
+            self.labels.append(f"{label} #{again + 1}" if again else label)
+            self.prepared += [workshop.prepare({**chosen, "seed": seed}) for seed in self.seeds]
 
     @property
     def notes(self) -> list[str]:
@@ -120,29 +117,46 @@ def _variants(
     methods: Sequence[Any], sweep: Mapping[str, Sequence[Any]], given: Mapping[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return a label and the settings for each method and each combination of swept values that it knows."""
-    known = {name: options(METHODS.get(name) if isinstance(name, str) else name) for name in methods}
-    names = set(Settings.__dataclass_fields__) - {"method", "seed", "options"}
+    known = [options(METHODS.get(method) if isinstance(method, str) else method) for method in methods]
+    names = set(Settings.__dataclass_fields__) - {"method", "seed", "options", "threads"}
     for key in sweep:
-        if key not in names and not any(key in found for found in known.values()):
-            raise unknown("sweep", key, names | {o for found in known.values() for o in found})
-        if not sweep[key]:
+        if key not in names and not any(key in found for found in known):
+            raise unknown("sweep", key, names | {option for found in known for option in found})
+        if not len(sweep[key]):
             raise SettingError(f"sweep of {key} must name at least one value, got none")
     variants = []
-    for method in methods:
-        keys = [key for key in sweep if key in names or key in known[method]]
-        label = method if isinstance(method, str) else method.__name__
+    for method, own in zip(methods, known, strict=True):
+        label = method if isinstance(method, str) else part_label(method)
+        table = label if isinstance(method, str) else name_of(method) or f"<{label}>"
+        keys = [key for key in sweep if key in names or key in own]
         for values in itertools.product(*(sweep[key] for key in keys)):
             chosen = dict(zip(keys, values, strict=True))
-            written = name_of(method) if not isinstance(method, str) else method
-            own = {k: v for k, v in chosen.items() if k not in names}
-            table = {**given.get("options", {})}
-            if own:
-                table[written or label] = {**table.get(written or label, {}), **own}
-            settings = {k: v for k, v in chosen.items() if k in names}
-            words = "".join(f" {k}={v}" for k, v in chosen.items())
-            variants.append((label + words, {**given, **settings, "method": method, "options": table}))
+            tables = dict(given.get("options", {}))
+            swept = {key: value for key, value in chosen.items() if key not in names}
+            if swept:
+                tables[table] = {**tables.get(label, {}), **tables.get(table, {}), **swept}
+            settings = {key: value for key, value in chosen.items() if key in names}
+            words = "".join(f" {key}={_word(value)}" for key, value in chosen.items())
+            variants.append((label + words, {**given, **settings, "method": method, "options": tables}))
     return variants
 
 
+def _seeds(seeds: int | Sequence[int], first: Any) -> list[int]:
+    """Return the seeds as a list: so many from the first on, or those that were named."""
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise SettingError(f"seeds must be at least 1, got {seeds}")
+        return list(range(int(first), int(first) + seeds))
+    named = [int(seed) for seed in seeds]
+    if not named or len(set(named)) < len(named):
+        raise SettingError(f"seeds must name at least one seed and each once, got {named}")
+    return named
+
+
+def _word(value: Any) -> str:
+    """Return a swept value as it appears in a label."""
+    return str(value) if isinstance(value, (str, int, float, bool, np.generic)) else part_label(value)
+
+
 def _file_name(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", label)
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", label)[:100]

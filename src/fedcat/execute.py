@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedcat.errors import SettingError
 from fedcat.experiment import Settings
 from fedcat.federation.federation import Federation
 from fedcat.runs.folder import RunFolder, model_tensors
@@ -74,9 +76,10 @@ class Result:
     def model(self) -> nn.Module:
         """Return the trained net, on the CPU, ready to evaluate."""
         simulation = self._prepared.simulation
-        net = self._prepared.net().to(simulation.task.layout.dtype)
-        simulation.task.layout.write(simulation.method.models()["global"], net)
-        return net.eval()
+        layout = simulation.task.layout
+        net = deepcopy(layout.net)
+        layout.write(simulation.method.models()["global"], net)
+        return net.cpu().eval()
 
 
 def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch: Watch | None = None) -> list[Result]:
@@ -87,23 +90,36 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
     ]
 
     def seen(position: int, record: Record) -> None:
-        entries = prepared[position].simulation.ledger.close(record.round)
-        folder = written[position]
-        if folder is not None:
-            folder.add(record.as_dict(), entries)
+        _write_up(prepared[position], written[position])
         if watch is not None:
             watch(position, record)
 
+    simulations = [ready.simulation for ready in prepared]
     status = "failed"
     try:
-        run_together([ready.simulation for ready in prepared], seen)
+        run_together(simulations, seen)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
+    except SettingError:
+        if not any(simulation.history for simulation in simulations):
+            status = "refused"
+        raise
     finally:
-        results = [_result(ready, folder, status) for ready, folder in zip(prepared, written, strict=True)]
+        if status == "refused":
+            for folder in filter(None, written):
+                folder.discard()
+        else:
+            results = [_result(ready, folder, status) for ready, folder in zip(prepared, written, strict=True)]
     return results
+
+
+def _write_up(ready: Prepared, folder: RunFolder | None) -> None:
+    """Write the rounds that are complete and not yet in the run's folder."""
+    if folder is not None:
+        for record in ready.simulation.history[folder.rounds :]:
+            folder.add(record.as_dict(), ready.simulation.ledger.close(record.round))
 
 
 def _result(ready: Prepared, folder: RunFolder | None, status: str) -> Result:
@@ -114,6 +130,7 @@ def _result(ready: Prepared, folder: RunFolder | None, status: str) -> Result:
         summary["devices"] = devices
     path = None
     if folder is not None:
+        _write_up(ready, folder)
         row = simulation.method.models()["global"]
         kept = {name: value for name, value in summary.items() if name != "devices"}
         folder.finish(model_tensors(simulation.task.layout, row), kept, devices)

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from fedcat.engines import NAMES as ENGINES
 from fedcat.errors import SettingError, unknown
 from fedcat.schedules import SCHEDULES
@@ -98,6 +100,9 @@ class Settings:
         for name, known in (("engine", ENGINES), ("dtype", DTYPES), ("lr_schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
+        for method, table in self.options.items():
+            if not isinstance(table, dict):
+                raise SettingError(f"options of method {method!r} must be a table, got {table!r}")
         for model in self.evaluate:
             if model not in EXTRA_MODELS:
                 raise unknown("evaluate", model, EXTRA_MODELS)
@@ -109,7 +114,8 @@ class Settings:
         lines = [f"{name} = {_toml_value(value)}" for name, value in plain.items()]
         for method, options in self.options.items():
             lines += ["", f"[options.{_toml_key(method)}]"]
-            lines += [f"{_toml_key(name)} = {_toml_value(value)}" for name, value in options.items()]
+            given = {name: value for name, value in options.items() if value is not None}
+            lines += [f"{_toml_key(name)} = {_toml_value(value)}" for name, value in given.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -119,7 +125,17 @@ def make(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) ->
     for name in given:
         if name not in names:
             raise unknown("setting", name, names)
-    return replace(Settings(), **{**(defaults or {}), **given}).check()
+    return replace(Settings(), **_plain({**(defaults or {}), **given})).check()
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with NumPy's numbers as Python's own, also in tables."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        found[name] = _plain(value) if isinstance(value, Mapping) else value
+    return found
 
 
 def read_toml(path: Path) -> dict[str, Any]:

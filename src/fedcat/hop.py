@@ -11,6 +11,14 @@ from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
 
+SLOTS = 1_000_000
+"""Hop ids of one round lie below this number, so that no two rounds share one."""
+
+
+def hop_id(round: int, slot: int) -> int:
+    """Return the id of a round's hop: readable, and the same whenever it is planned."""
+    return round * SLOTS + slot
+
 
 @dataclass(frozen=True, eq=False)
 class Hop:
@@ -164,7 +172,7 @@ class Door:
 
     def _checked(self, hop: Hop, reply: Reply) -> Reply:
         if not reply.arrived:
-            return reply
+            return replace(reply, end=None, uploads={}, memory={}, samples=0, steps=0)
         end = reply.end
         if end is None:
             return reply.refused("no row came back")

@@ -31,26 +31,42 @@ class Batch:
         return (values * self.mask).sum() / self.mask.sum()
 
 
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What a loss may look at beside the net and the batch.
+
+    Attributes
+    ----------
+    start : Tensor
+        The parameters that the device started from, [P]; ``net.at(start)`` is the net on them.
+    sent, memory : mapping of str to Tensor
+        See `Hop`.
+    drawn : mapping of str to Tensor
+        This step's part of what `LocalRule.draw` gave.
+    """
+
+    start: Tensor
+    sent: Tensors
+    memory: Tensors
+    drawn: Tensors
+
+
 @dataclass(frozen=True)
 class LocalRule:
     """Plain SGD on the cross entropy; a method overrides what it does otherwise.
 
-    A rule is frozen and hashable: what changes from round to round travels in `sent`. `loss` sees one device. The
-    other hooks are row algebra over several devices at once: `p`, `g`, `start` and `end` are [R, P], parameters only,
-    `steps`, `lr` and `momentum` are columns [R, 1], and every tensor of `sent` and `memory` has a leading
-    dimension R. They return new tensors and change none in place.
+    A rule is frozen and hashable: what changes from round to round travels in `sent`. `loss`, `draw` and `report` see
+    one device. The other hooks are row algebra over several devices at once: `p`, `g`, `start` and `end` are [R, P],
+    parameters only, `steps`, `lr` and `momentum` are columns [R, 1], and every tensor of `sent` and `memory` has a
+    leading dimension R. They return new tensors and change none in place.
     """
 
     def draw(self, rng: np.random.Generator, task: Task, hop: Hop, steps: int) -> dict[str, Tensor]:
         """Return the randomness that `loss` needs: tensors with a leading dimension `steps`."""
         return {}
 
-    def loss(self, net: Bound, batch: Batch, sent: Tensors, drawn: Tensors) -> Tensor:
-        """Return the loss of one batch on one device.
-
-        It runs under `torch.vmap`: no branches on values. `sent` and `drawn` are filled only for a rule that
-        overrides `loss`.
-        """
+    def loss(self, net: Bound, batch: Batch, beside: Beside) -> Tensor:
+        """Return the loss of one batch on one device. It runs under `torch.vmap`: no branches on values."""
         return batch.mean(functional.cross_entropy(net.logits(batch.x), batch.y, reduction="none"))
 
     def gradient(self, g: Tensor, p: Tensor, start: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
@@ -73,6 +89,10 @@ class LocalRule:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return what the devices upload beside their rows, and what they keep, after the last step."""
         return {}, {}
+
+    def report(self, task: Task, hop: Hop) -> dict[str, Tensor]:
+        """Return what a device uploads about its own data, such as its label counts."""
+        return {}
 
     @property
     def own_loss(self) -> bool:
@@ -125,10 +145,17 @@ class Task:
         """Return how many samples `device` holds."""
         return int(self.federation.sizes[device])
 
+    @property
+    def padding(self) -> int:
+        """The length to which batches are filled up where it must not depend on what else is trained: two or more."""
+        return max(2, min(self.batch_size, int(self.federation.sizes.max())))
+
 
 def stack(mappings: Sequence[Tensors]) -> dict[str, Tensor]:
     """Stack equally named tensors of several hops; one that all hops share is expanded, not copied."""
     stacked = {}
+    if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
+        raise ValueError(f"hops of one rule must bring the same tensors, got {[sorted(m) for m in mappings]}")
     for name, first in mappings[0].items():
         parts = [m[name] for m in mappings]
         shared = all(part is first for part in parts)

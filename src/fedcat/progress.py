@@ -21,13 +21,15 @@ class Watcher:
         Where to.
     labels : list of str
         The label of each run; runs of one label are shown as their mean.
-    rounds : int
-        How many rounds each run has.
+    rounds : list of int
+        How many rounds each run has. The longest run, the last of several, is the one whose rounds are counted.
     """
 
-    def __init__(self, console: Console, labels: list[str], rounds: int) -> None:
-        self.console, self.labels, self.rounds = console, labels, rounds
-        self.done = [0] * len(labels)
+    def __init__(self, console: Console, labels: list[str], rounds: list[int]) -> None:
+        self.console, self.labels = console, labels
+        self.rounds = max(rounds)
+        self._counted = max(range(len(rounds)), key=lambda position: (rounds[position], position))
+        self.done = 0
         self._scores: list[float | None] = [None] * len(labels)
         self._begin = time.perf_counter()
         self._bar: Progress | None = None
@@ -56,14 +58,13 @@ class Watcher:
 
     def __call__(self, position: int, record: Record) -> None:
         """Take note of a round that run `position` has completed."""
-        self.done[position] = record.round
         if record.accuracy is not None:
             self._scores[position] = record.accuracy
-        last = position == len(self.labels) - 1
-        if not last:
+        if position != self._counted:
             return
+        self.done = record.round
         if self._bar is not None:
-            self._bar.update(self._task, completed=min(self.done), description=self._accuracies(), speed=self._speed())
+            self._bar.update(self._task, completed=self.done, description=self._accuracies(), speed=self._speed())
         elif record.accuracy is not None:
             self.console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
 
@@ -77,11 +78,10 @@ class Watcher:
         return "  ".join(shown)
 
     def _speed(self) -> str:
-        return f"{min(self.done) / max(1e-9, time.perf_counter() - self._begin):.1f} rounds/s"
+        return f"{self.done / max(1e-9, time.perf_counter() - self._begin):.1f} rounds/s"
 
     def _line(self) -> str:
         elapsed = time.perf_counter() - self._begin
-        done = min(self.done)
-        left = round(elapsed / done * (self.rounds - done)) if done else 0
-        text = f"round {done}/{self.rounds}  {self._accuracies()}  {self._speed()}"
+        left = round(elapsed / self.done * (self.rounds - self.done))
+        text = f"round {self.done}/{self.rounds}  {self._accuracies()}  {self._speed()}"
         return f"{text}  {left // 60}:{left % 60:02d} left"

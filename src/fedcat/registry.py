@@ -39,6 +39,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return the part called `name`, or import ``module:attribute``."""
+        if not isinstance(name, str):
+            raise SettingError(f"{self.kind} must be a text, got {name!r}")
         if name in self._parts:
             return self._parts[name]
         if ":" in name:

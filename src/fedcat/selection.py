@@ -70,7 +70,7 @@ class FunctionSelector:
     def select(self, round: int) -> Ints:
         """Return the devices of `round`."""
         rng = chance(self.seed, Purpose.SELECT, round)
-        return checked(self.function(round, rng, self.samples, self.k), len(self.samples), self.k)
+        return np.asarray(self.function(round, rng, self.samples, self.k))
 
     def state(self) -> dict[str, Any]:
         """Return nothing: every round is drawn afresh."""

@@ -111,9 +111,12 @@ class Simulation:
         """Whether all rounds are complete and recorded."""
         return len(self.history) >= self.rounds
 
-    def plan(self) -> list[Job]:
-        """Return the hops that can start now; a round starts only when the one before is recorded."""
-        hops = self.method.plan(min(len(self.history) + 1, self.rounds))
+    def plan(self, until: int | None = None) -> list[Job]:
+        """Return the hops of rounds before `until` that can start now.
+
+        Without `until` a round starts only when the one before is recorded, so that it can be evaluated between.
+        """
+        hops = self.method.plan(min(len(self.history) + 1 if until is None else until, self.rounds))
         self.door.expect(hops)
         for hop in hops:
             self.ledger.sent(hop.round, hop.device, hop.bytes_down)

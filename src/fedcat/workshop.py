@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fedcat import engines
 from fedcat.chance import Purpose, chance, torch_seed
 from fedcat.engines.engine import Engine
-from fedcat.errors import SettingError
+from fedcat.errors import SettingError, unknown
 from fedcat.experiment import Settings, make
 from fedcat.federation.datasets import DATASETS, Dataset
 from fedcat.federation.federation import Federation
 from fedcat.federation.pool import Pool
 from fedcat.local import Task
-from fedcat.methods import METHODS, Context, Method, arguments
+from fedcat.methods import METHODS, Context, Method, arguments, make_method
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS, check_outputs
 from fedcat.models.traits import traits
@@ -64,7 +64,7 @@ class Workshop:
     def __init__(self) -> None:
         self._datasets: dict[object, Dataset | Federation] = {}
         self._federations: dict[object, Federation] = {}
-        self._layouts: dict[object, Layout] = {}
+        self._layouts: dict[object, list[Layout]] = {}
         self._engines: dict[object, Engine] = {}
 
     def prepare(self, given: Mapping[str, Any]) -> Prepared:
@@ -109,10 +109,10 @@ class Workshop:
     def _data(self, named: object) -> Dataset | Federation:
         if isinstance(named, (Dataset, Federation)):
             return named
+        if not isinstance(named, str) and not callable(named):
+            raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got {named!r}")
         if named not in self._datasets:
             factory = DATASETS.get(named) if isinstance(named, str) else named
-            if not callable(factory):
-                raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got {named!r}")
             found = factory()
             if not isinstance(found, (Dataset, Federation)):
                 raise SettingError(f"dataset {named!r} must give a Dataset or a Federation, got {type(found).__name__}")
@@ -145,23 +145,31 @@ class Workshop:
         settings: Settings,
         device: torch.device,
     ) -> tuple[Layout, Tensor]:
-        """Return the net's layout, shared by all simulations of that net, and the first row under the seed."""
+        """Return the net's layout and the first row under the seed.
+
+        The layout is shared by all simulations of that net whose tensors beside the row are equal.
+        """
         dtype = getattr(torch, settings.dtype)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(torch_seed(chance(settings.seed, Purpose.INITIAL)))
             net = builder().to(device=device, dtype=dtype)
+            check_outputs(net, federation.test.to(device).inputs(slice(0, 2), dtype), federation.classes)
+        fresh = Layout(net)
         key = (part, federation.train.shape, federation.classes, device, dtype)
-        if key not in self._layouts:
-            sample = federation.test.to(device).inputs(slice(0, 2), dtype)
-            check_outputs(net, sample, federation.classes)
-            self._layouts[key] = Layout(net)
-        layout = self._layouts[key]
-        return layout, layout.pack(net)
+        for known in self._layouts.setdefault(key, []):
+            if _equal(known.beside(known.net), fresh.beside(net)):
+                return known, known.pack(net)
+        self._layouts[key].append(fresh)
+        return fresh, fresh.pack(net)
 
     def _engine(self, name: str, exact: bool) -> Engine:
         if (name, exact) not in self._engines:
             self._engines[name, exact] = engines.make(name, exact)
         return self._engines[name, exact]
+
+
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 def find_device(name: str) -> torch.device:
@@ -170,6 +178,8 @@ def find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise SettingError(f"device {name!r} holds no numbers: use auto, cpu, cuda or cuda:0")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise SettingError(f"device {name!r} needs CUDA, which this machine or this PyTorch lacks: use cpu or auto")
         return torch.empty(0, device=device).device
@@ -208,13 +218,23 @@ def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         part = plain.get(name)
         if part is not None and not isinstance(part, str):
             parts[name] = part
-            plain[name] = name_of(part) or getattr(part, "name", None) or getattr(part, "__name__", type(part).__name__)
+            plain[name] = name_of(part) or f"<{part_label(part)}>"
     return plain, parts
+
+
+def part_label(part: object) -> str:
+    """Return what to call a user's own object."""
+    inner = getattr(part, "func", part)
+    name = getattr(part, "name", None) or getattr(inner, "__name__", None) or type(part).__name__
+    return str(name)
 
 
 def _resolved(plain: Mapping[str, Any], data: Dataset | Federation) -> Settings:
     if isinstance(data, Dataset):
         return make(plain, data.defaults)
+    divided = [name for name in ("partition", "alpha", "shards", "min_samples", "data_seed") if name in plain]
+    if divided and plain.get("partition") != "given":
+        raise SettingError(f"{divided[0]} cannot be set: the federation {data.name!r} is divided over devices already")
     given = {"min_samples": int(data.sizes.min()), **plain}
     if given.get("devices", data.devices) != data.devices:
         raise SettingError(f"devices must be {data.devices} as in the federation, got {given['devices']}")
@@ -231,7 +251,7 @@ def _method(
     parts: Mapping[str, Any], settings: Settings, federation: Federation, layout: Layout, start: Tensor
 ) -> Method:
     factory = parts.get("method") or METHODS.get(settings.method)
-    options = arguments(settings.method, factory, settings.options.get(settings.method, {}))
+    options = arguments(settings.method, factory, _options(settings, factory))
     context = Context(
         seed=settings.seed,
         layout=layout,
@@ -242,11 +262,22 @@ def _method(
         lr=schedule(settings.lr_schedule, settings.lr, settings.rounds, settings.lr_decay, settings.lr_every),
         selector=_selector(parts.get("selector"), settings, federation),
     )
-    return factory(context, **options)
+    return make_method(settings.method, factory, context, options)
+
+
+def _options(settings: Settings, factory: Any) -> Any:
+    """Return the options of the method in use; a user's class may be called by its own name alone."""
+    short = part_label(factory)
+    for name in settings.options:
+        if name not in METHODS and ":" not in name and name not in (settings.method, short):
+            raise unknown("method in options", name, [*(known for known, _ in METHODS), settings.method])
+    return settings.options.get(settings.method, settings.options.get(short, {}))
 
 
 def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool, method: Method) -> Task:
     refuses_one = traits(layout, pool).refuses_one
+    if refuses_one and settings.batch_size == 1:
+        raise SettingError("batch_size must be at least 2: the net cannot train on a batch of one sample, got 1")
     if refuses_one and federation.sizes.min() == 1:
         raise SettingError("min_samples must be at least 2: the net cannot train on a batch of one sample, got 1")
     return Task(

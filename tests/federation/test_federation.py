@@ -84,6 +84,7 @@ def test_numbers_without_a_rule():
         (np.zeros((0, 2)), [], "at least one sample"),
         ([[1.0]], [-1], "class numbers from 0, got -1"),
         ([["a"]], [0], "x must hold numbers"),
+        ([[1.0]], [0.9], "y must hold whole class numbers"),
     ],
 )
 def test_bad_arrays_are_refused(x, y, message):

@@ -85,6 +85,14 @@ def test_compare_prints_a_table(fedcat_command):
     assert len(json.loads(Path("c/comparison.json").read_text())) == 6
 
 
+def test_compare_takes_the_seed_of_a_file_and_shows_runs_of_different_length(fedcat_command):
+    Path("base.toml").write_text("seed = 7\ndevices = 20\nepochs = 1\nevaluate_every = 1\n")
+    code, out, _ = fedcat_command("compare", "base.toml", "--seeds", "1", "--sweep", "rounds=4,2", "--out", "c")
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("round ")] == ["1/4", "2/4", "3/4", "4/4"]
+    assert Path("c/fedavg-rounds=4-seed7").is_dir()
+
+
 def test_lists(fedcat_command):
     code, out, _ = fedcat_command("methods")
     assert code == 0
@@ -129,6 +137,8 @@ BAD = [
     (run_with("--method", "fedavg", "-o", "mu=1"), "method fedavg has no options, got 'mu'"),
     (run_with("-o", "epsilon=2"), "epsilon must lie between 0 and 1, got 2"),
     (run_with("--rouns", "3"), "No such option: --rouns"),
+    (run_with("typed.toml"), "method must be a text, got 5"),
+    (run_with("tables.toml"), "options must be a table of methods' options, got 5"),
     (["compare", "--seeds", "two"], "seeds must be a whole number, got 'two'"),
     (["compare", "--sweep", "alpha"], "sweep must be written NAME=VALUE, got 'alpha'"),
     (["compare", "--sweep", "alpha=0.1,-3"], "alpha must be > 0, got -3"),
@@ -141,6 +151,8 @@ BAD = [
 @pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
 def test_bad_input_gets_one_line_and_leaves_nothing_behind(fedcat_command, tmp_path, words, message):
     Path("bad.toml").write_text("alhpa = 0.1\n")
+    Path("typed.toml").write_text("method = 5\n")
+    Path("tables.toml").write_text("options = 5\n")
     Path("theirs.py").write_text(
         "from torch import nn\n"
         "class Wide(nn.Module):\n"
@@ -159,7 +171,13 @@ def test_bad_input_gets_one_line_and_leaves_nothing_behind(fedcat_command, tmp_p
     assert message in err
     assert len(err.splitlines()) == 1
     assert out == ""
-    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"bad.toml", "theirs.py", "full"}
+    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {
+        "bad.toml",
+        "typed.toml",
+        "tables.toml",
+        "theirs.py",
+        "full",
+    }
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="this machine has CUDA")

@@ -50,23 +50,19 @@ class Drift(RoundMethod):
         self.common = zero
 
     def hop(self, round, slot, device, visit):
-        plain = super().hop(round, slot, device, visit)
-        return replace(plain, sent={"common": self.common}, memory=self.memory[device])
+        return replace(super().hop(round, slot, device, visit), sent={"common": self.common})
 
     def reduce(self, hops, replies):
         ends = torch.stack([reply.end for reply in replies])
         self.row = weighted_mean(ends, [1.0] * len(ends))
         self.common = self.common + torch.stack([r.uploads["change"] for r in replies]).mean(0) / 8
-        for hop, reply in zip(hops, replies, strict=True):
-            self.memory.commit(hop.device, reply.memory)
 
     def state(self):
-        return {**super().state(), "memory": self.memory.state(), "common": self.common}
+        return {**super().state(), "common": self.common}
 
     def restore(self, state):
-        self.memory.restore(state["memory"])
-        self.common = state["common"]
         super().restore(state)
+        self.common = state["common"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,13 @@ class HintRule(LocalRule):
     def draw(self, rng, task, hop, steps):
         return {"noise": torch.from_numpy(rng.normal(size=(steps, 6, 64))).to(task.layout.dtype)}
 
-    def loss(self, net, batch, sent, drawn):
-        plain = super().loss(net, batch, sent, drawn)
-        made = torch.tanh(drawn["noise"] @ sent["hint"])
-        return plain + self.weight * functional.cross_entropy(net.head(made), sent["labels"])
+    def loss(self, net, batch, beside):
+        plain = super().loss(net, batch, beside)
+        made = torch.tanh(beside.drawn["noise"] @ beside.sent["hint"])
+        return plain + self.weight * functional.cross_entropy(net.head(made), beside.sent["labels"])
+
+    def report(self, task, hop):
+        return {"counts": torch.from_numpy(task.federation.class_counts[hop.device])}
 
     def finish(self, start, end, steps, lr, momentum, sent, memory):
         return {"shift": (end - start).mean(1, keepdim=True)}, {}
@@ -96,6 +95,7 @@ class Hint(RoundMethod):
         super().__init__(context)
         self.hint = torch.eye(64).to(context.start)
         self.labels = torch.arange(6, device=context.start.device)
+        self.counts = []
 
     def hop(self, round, slot, device, visit):
         plain = super().hop(round, slot, device, visit)
@@ -116,6 +116,30 @@ class Hint(RoundMethod):
         (slope,) = torch.autograd.grad(torch.stack(losses).sum(), hint)
         self.hint = (hint - 0.1 * slope).detach()
         self.row = weighted_mean(ends, [reply.samples for reply in replies])
+        self.counts += [reply.uploads["counts"].tolist() for reply in replies]
+
+
+@dataclass(frozen=True)
+class ContrastRule(LocalRule):
+    """A loss that looks at where the device started and at what it was after its last hop."""
+
+    def loss(self, net, batch, beside):
+        now = net.features(batch.x)
+        common = net.at(beside.start).features(batch.x)
+        last = net.at(beside.memory["last"]).features(batch.x)
+        pull = functional.cosine_similarity(now, common) - functional.cosine_similarity(now, last)
+        return super().loss(net, batch, beside) - 0.5 * batch.mean(pull)
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        return {}, {"last": end}
+
+
+class Contrast(FedAvg):
+    rule = ContrastRule()
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.memory = DeviceMemory({"last": context.start[: context.layout.parameter_size]})
 
 
 class Twice(FedAvg):
@@ -162,7 +186,23 @@ def test_something_travels_beside_the_row_and_the_server_trains(device):
     assert apart(sequential.method.hint, torch.eye(64).to(a)) > 1e-6
     row = sequential.task.layout.size * 8
     assert sequential.ledger.down == 4 * 3 * (row + 64 * 64 * 8 + 6 * 8)
-    assert sequential.ledger.up == 4 * 3 * (row + 8)
+    assert sequential.ledger.up == 4 * 3 * (row + 8 + 10 * 8)
+    assert sequential.method.counts[-1] == FED.class_counts[sequential.history[-1].devices[-1]].tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loss_sees_the_start_and_the_devices_memory(device):
+    def net():
+        torch.manual_seed(0)
+        return NETS.get("digits-cnn")((1, 8, 8), 10)
+
+    (sequential, a), (_, b) = run_both(Contrast, device, net=net)
+    assert apart(b, a) < 1e-12
+    layout = layout_of(net(), torch.float64, device)
+    plain = simulate(FedAvg, FED, layout, rounds=4, momentum=0.5)
+    plain.run()
+    assert apart(plain.method.row, a) > 1e-6
+    assert len(sequential.method.memory) == len({d for record in sequential.history for d in record.devices})
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -182,7 +222,7 @@ def one_by_one(sim, order: random.Random):
     """Run a simulation whose replies come back one at a time, in a random order, some of them twice."""
     waiting = []
     while not sim.done:
-        waiting += sim.engine.train(sim.plan_far())
+        waiting += sim.engine.train(sim.plan(sim.rounds))
         reply = waiting.pop(order.randrange(len(waiting)))
         sim.absorb([reply, Reply(reply.hop, status=Status.LATE)])
         sim.record()
@@ -197,21 +237,16 @@ def test_replies_one_by_one_and_out_of_order_give_the_same_bits(method, engine, 
     whole.run()
     for shuffle in range(3):
         single = simulate(method, FED, layout, engine, rounds=7, exact=True, momentum=0.5)
-
-        def far(single=single):
-            hops = single.method.plan(single.rounds)
-            single.door.expect(hops)
-            return [(single.task, hop) for hop in hops]
-
-        single.plan_far = far
         one_by_one(single, random.Random(shuffle))
         assert torch.equal(single.method.row, whole.method.row)
+        assert [r.devices for r in single.history] == [r.devices for r in whole.history]
+        assert (single.ledger.up, single.ledger.down) == (whole.ledger.up, whole.ledger.down)
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedCat, Drift])
+@pytest.mark.parametrize("method", [FedAvg, FedCat, Drift, Contrast])
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 def test_a_restore_in_the_middle_of_a_round_changes_no_bit(method, engine):
-    layout = layout_of(small_net(), torch.float32)
+    layout = layout_of(NETS.get("digits-cnn")((1, 8, 8), 10), torch.float32)
     words = {"rounds": 6, "exact": True, "momentum": 0.5, "options": {}}
     whole = simulate(method, FED, layout, engine, **words)
     whole.run()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -133,6 +135,15 @@ def test_a_copy_walks_on_as_soon_as_its_own_hop_is_back():
     method.absorb([answer(c), answer(a)])
     assert {(hop.copy, hop.round) for hop in method.plan(100)} == {(0, 1), (2, 1)}
     assert method.round == 1
+
+
+def test_a_device_that_is_named_twice_gets_two_orders_of_batches():
+    class Pair:
+        def select(self, round):
+            return np.array([4, 4, 2])
+
+    method = FedCat(replace(context(k=3), selector=Pair()))
+    assert [(hop.device, hop.visit) for hop in method.plan(1)] == [(4, 0), (4, 1), (2, 0)]
 
 
 def test_the_last_partial_cycle_is_aggregated_and_announced():

@@ -107,9 +107,59 @@ def test_a_net_in_two_parts_can_be_split():
     assert torch.equal(bound.head(bound.features(x)), bound.logits(x))
 
 
+def test_parts_that_share_a_weight_see_the_rows_weight():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into = nn.Linear(5, 3, bias=False)
+            self.head = nn.Linear(3, 5, bias=False)
+            self.out = nn.Linear(5, 3, bias=False)
+            self.out.weight = self.into.weight
+
+        def features(self, x):
+            return self.into(x)
+
+        def forward(self, x):
+            return self.head(self.features(x))
+
+    layout = Layout(Shared())
+    row = torch.randn(layout.size)
+    bound = layout.bind(layout.parameter_views(row), {})
+    x = torch.randn(2, 5)
+    assert torch.allclose(bound.features(x), x @ row[:15].view(3, 5).T, atol=1e-6)
+    assert torch.allclose(bound.head(bound.features(x)), bound.logits(x))
+    other = torch.randn(layout.size)
+    assert torch.allclose(bound.at(other).features(x), x @ other[:15].view(3, 5).T, atol=1e-6)
+
+
+def test_a_buffer_that_is_assigned_anew_moves_too():
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.register_buffer("mean", torch.zeros(2))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return self.layer(x - self.mean)
+
+    layout = Layout(Moving())
+    row = layout.pack(layout.net)
+    bound = layout.bind(layout.parameter_views(row[:6]), layout.buffer_views(row[6:]))
+    bound.logits(torch.ones(3, 2))
+    bound.logits(torch.ones(3, 2))
+    assert torch.allclose(bound.buffers["mean"], torch.full((2,), 0.19))
+    assert torch.equal(layout.pack(layout.net), row)
+
+
+def test_statistics_that_need_a_counter_are_refused():
+    with pytest.raises(SettingError, match="'0' averages over all batches so far"):
+        Layout(nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
+
+
 def test_a_net_without_parts_says_what_is_missing():
     layout = Layout(Tied())
-    with pytest.raises(SettingError, match="Tied has no submodule 'features'"):
+    with pytest.raises(SettingError, match="Tied has no part 'features'"):
         layout.bind(layout.parameter_views(layout.pack(layout.net)), {}).features(torch.zeros(1, 4))
 
 

@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from helpers import DEVICES, federation, layout_of
 from torch import nn
 
+from fedcat.federation.pool import Pool
 from fedcat.models.traits import traits
 
 
@@ -48,6 +50,15 @@ def test_dropout_cannot_be_stacked(pool):
 
 def test_a_branch_on_values_cannot_be_stacked(pool):
     assert traits(layout_of(Branching()), pool).unstackable.startswith("torch.vmap cannot run it: ")
+
+
+def test_gradients_are_compared_too():
+    """The gradient of a padding index is left out by the layer itself, which stacked weights do not do."""
+    tokens = Pool(np.arange(40).reshape(8, 5) % 7, np.zeros(8, int))
+    net = nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 3))
+    assert "gradients" in traits(layout_of(net), tokens).unstackable
+    plain = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 3))
+    assert traits(layout_of(plain), tokens).unstackable == ""
 
 
 def test_looking_at_a_net_leaves_it_and_the_random_numbers_alone(pool):

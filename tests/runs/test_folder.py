@@ -1,4 +1,5 @@
 import json
+import tomllib
 
 import pytest
 import torch
@@ -54,8 +55,6 @@ def test_the_traffic_file_adds_up_to_the_history(finished):
 
 
 def test_the_settings_file_gives_the_same_numbers_again(finished, tmp_path):
-    import tomllib
-
     given = tomllib.loads((finished.folder / "settings.toml").read_text())
     again = fedcat.run(out=tmp_path / "again", **given)
     assert (tmp_path / "again" / "settings.toml").read_text() == (finished.folder / "settings.toml").read_text()
@@ -110,7 +109,7 @@ def test_tied_frozen_and_integer_tensors_survive_the_file(tmp_path):
 def test_a_users_net_is_needed_to_load_a_users_net(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     result = fedcat.run(net=net, out=tmp_path / "run", **SHORT)
-    with pytest.raises(SettingError, match=r"'Sequential' .* pass the net"):
+    with pytest.raises(SettingError, match=r"'<Sequential>' .* pass the net"):
         fedcat.load_model(tmp_path / "run")
     back = fedcat.load_model(tmp_path / "run", net=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     assert torch.equal(back[1].weight, result.model()[1].weight)
@@ -123,6 +122,28 @@ def test_a_net_that_can_be_imported_is_found_again(tmp_path):
     result = fedcat.run(net=Odd, out=tmp_path / "run", **{**SHORT, "min_samples": 2})
     assert result.settings.net == f"{__name__}:Odd"
     assert torch.equal(fedcat.load_model(tmp_path / "run").a.weight, result.model().a.weight)
+
+
+def test_a_model_comes_back_in_its_own_precision(tmp_path):
+    result = fedcat.run(out=tmp_path / "run", dtype="float64", **SHORT)
+    back = fedcat.load_model(tmp_path / "run")
+    assert back.head.weight.dtype == torch.float64
+    assert torch.equal(back.head.weight, result.model().head.weight)
+
+
+def test_objects_without_a_name_are_marked_in_the_settings(tmp_path):
+    data = fedcat.Dataset.from_arrays(torch.rand(100, 1, 8, 8), torch.arange(100) % 10, name="digits")
+    fedcat.run(out=tmp_path / "run", **{**SHORT, "dataset": data, "net": "digits-cnn", "min_samples": 1})
+    given = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
+    assert given["dataset"] == "<digits>"
+    with pytest.raises(SettingError, match="unknown dataset '<digits>'"):
+        fedcat.run(**given)
+
+
+def test_a_run_that_fails_in_its_first_round_leaves_nothing(tmp_path):
+    with pytest.raises(SettingError, match="selector must name 2 devices"):
+        fedcat.run(selector=lambda round, rng, samples, k: [0], out=tmp_path / "a" / "b", **SHORT)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_holds_something_is_left_alone(finished, tmp_path):
@@ -140,6 +161,17 @@ def test_a_folder_that_holds_something_is_left_alone(finished, tmp_path):
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(SettingError, match=r"holds no finished run: run\.json is missing"):
         fedcat.load_model(tmp_path)
+
+
+def test_an_interrupt_keeps_every_round_of_every_run(tmp_path):
+    def stop(position, record):
+        if (position, record.round) == (1, 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedcat.compare(["fedavg", "fedcat"], seeds=2, out=tmp_path / "c", watch=stop, **SHORT)
+    for folder in (tmp_path / "c").iterdir():
+        assert json.loads((folder / "run.json").read_text())["rounds"] == len(read_history(folder)) == 2
 
 
 def test_an_interrupt_keeps_what_there_is(tmp_path):

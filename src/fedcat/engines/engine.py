@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -62,10 +62,20 @@ class Engine(ABC):
 @contextmanager
 def arithmetic() -> Iterator[None]:
     """Within this float32 is float32 (no TF32), and no kernel is tuned by timing or may vary from run to run."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
-    cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = False, True, False, False
+    if not torch.cuda.is_available():
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    wanted: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
+    if hasattr(cudnn, "conv"):  # PyTorch 2.9 and later; mixing it with the older switches is an error there
+        wanted += [(part, "fp32_precision", "ieee") for part in (cudnn.conv, torch.backends.cuda.matmul)]
+    else:
+        wanted += [(part, "allow_tf32", False) for part in (cudnn, torch.backends.cuda.matmul)]
+    before = [getattr(part, name) for part, name, _ in wanted]
+    for part, name, value in wanted:
+        setattr(part, name, value)
     try:
         yield
     finally:
-        cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
+        for (part, name, _), value in zip(wanted, before, strict=True):
+            setattr(part, name, value)

@@ -11,7 +11,7 @@ from fedcat.chance import Purpose, chance, torch_seed
 from fedcat.engines.engine import Engine, Job, arithmetic
 from fedcat.engines.schedule import batches
 from fedcat.hop import Hop, Reply
-from fedcat.local import Batch, LocalRule, Task, stack
+from fedcat.local import Batch, Beside, LocalRule, Task, stack
 
 
 class SequentialEngine(Engine):
@@ -75,8 +75,7 @@ class _Local:
         """Take one step and return the loss before it."""
         rule = self.task.rule
         net = self.task.layout.bind(self.leaves, self.buffers)
-        sent = self.hop.sent if rule.own_loss else {}
-        loss = rule.loss(net, batch, sent, drawn)
+        loss = rule.loss(net, batch, Beside(self.start[0], self.hop.sent, self.hop.memory, drawn))
         grads = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
         self.buffers = {n: b.detach() for n, b in net.buffers.items()}
         if self.changes_gradient:
@@ -107,6 +106,6 @@ class _Local:
             samples=task.samples(hop.device),
             steps=steps,
             loss=loss,
-            uploads={n: t[0] for n, t in uploads.items()},
+            uploads={**{n: t[0] for n, t in uploads.items()}, **task.rule.report(task, hop)},
             memory={n: t[0] for n, t in memory.items()},
         )

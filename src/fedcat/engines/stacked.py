@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from fedcat.engines.schedule import batch_lengths, batches
 from fedcat.engines.slab import Slab, take
 from fedcat.engines.width import Width, width_of
 from fedcat.hop import Hop, Reply, Tensors
-from fedcat.local import Batch, Task, stack
+from fedcat.local import Batch, Beside, Task, stack
 from fedcat.models.traits import traits
 
 
@@ -29,7 +30,7 @@ class StackedEngine(Engine):
     Parameters
     ----------
     exact : bool
-        Give the same bits whatever else is trained beside: batches are always filled up to the batch size, and
+        Give the same bits whatever else is trained beside: batches are always filled up to one length, and
         stacks have a width at which that changes nothing (see `width_of`).
     """
 
@@ -43,14 +44,14 @@ class StackedEngine(Engine):
                 id(task.layout),
                 id(task.pool),
                 task.rule.loss_key(),
-                task.batch_size if self.exact else None,
+                task.padding if self.exact else None,
             )
             launches.setdefault(key, []).append(position)
         replies: dict[int, Reply] = {}
         with arithmetic():
             for positions in launches.values():
                 task = jobs[positions[0]][0]
-                width = width_of(task.layout, task.pool, task.batch_size, self.exact)
+                width = width_of(task.layout, task.pool, task.padding, self.exact)
                 positions.sort(key=lambda p: -_steps(*jobs[p]))
                 for begin in range(0, len(positions), width.most or len(positions)):
                     some = positions[begin : begin + (width.most or len(positions))]
@@ -89,7 +90,7 @@ class _Launch:
         """Put all batches of the launch on the device: positions [R, S, B], -1 where there is none."""
         width = max(index.shape[1] for index, _ in self.plans)
         if self.exact:
-            width = max(width, max(task.batch_size for task, _ in self.jobs))
+            width = max(width, self.jobs[0][0].padding)
         steps = int(self.counts.max())
         index = np.full((len(self.jobs), steps, width), -1, np.int64)
         self.lengths = np.zeros((len(self.jobs), steps), np.int64)
@@ -126,7 +127,10 @@ class _Launch:
         self.clips = any(c is not None for c in clips)
         self.decays = any(task.weight_decay for task, _ in self.jobs)
         self.loss = torch.zeros(len(self.jobs), dtype=self.p.dtype, device=self.device)
-        self.sent = stack([hop.sent for _, hop in self.jobs]) if self.rule.own_loss else {}
+        self.beside: dict[str, Any] = {"start": new([[]] * len(self.jobs)), "sent": {}, "memory": {}}
+        if self.rule.own_loss:
+            (slab,) = self.slabs
+            self.beside = {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
         self.rows = np.arange(len(self.jobs))
         self._keep(self.rows)
 
@@ -187,10 +191,14 @@ class _Launch:
         index = index.clamp(min=0)
         x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(p).items()}
-        drawn = {n: t[rows, step] for n, t in self.drawn.items()}
-        sent = {n: take(t, rows) for n, t in self.sent.items()}
-        losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0, 0))(
-            leaves, self.layout.buffer_views(buffers), x, y, mask, sent, drawn
+        beside = {
+            "start": take(self.beside["start"], rows),
+            "sent": {n: take(t, rows) for n, t in self.beside["sent"].items()},
+            "memory": {n: take(t, rows) for n, t in self.beside["memory"].items()},
+            "drawn": {n: t[rows, step] for n, t in self.drawn.items()},
+        }
+        losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
+            leaves, self.layout.buffer_views(buffers), x, y, mask, beside
         )
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         self.loss[rows] += losses.detach()
@@ -205,12 +213,10 @@ class _Launch:
         x: Tensor,
         y: Tensor,
         mask: Tensor | None,
-        sent: Tensors,
-        drawn: Tensors,
+        beside: dict[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        loss = self.rule.loss(net, Batch(x, y, mask), sent, drawn)
-        return loss, net.buffers
+        return self.rule.loss(net, Batch(x, y, mask), Beside(**beside)), net.buffers
 
     def _descend(self, g: Tensor) -> None:
         """Take one step of SGD with every rule's corrections."""
@@ -253,7 +259,7 @@ class _Launch:
                     samples=task.samples(hop.device),
                     steps=int(self.counts[row]),
                     loss=losses[row],
-                    uploads={n: t[row - slab.first] for n, t in uploads.items()},
+                    uploads={**{n: t[row - slab.first] for n, t in uploads.items()}, **slab.rule.report(task, hop)},
                     memory={n: t[row - slab.first] for n, t in memory.items()},
                 )
         return [replies[i] for i in range(len(self.jobs))]

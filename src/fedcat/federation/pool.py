@@ -45,7 +45,10 @@ class Pool:
 
     def __init__(self, x: object, y: object, normalise: Normalise | None = None) -> None:
         self.x = _tensor("x", x)
-        self.y = _tensor("y", y).to(torch.int64)
+        labels = _tensor("y", y)
+        if labels.is_floating_point() and not torch.equal(labels, labels.round()):
+            raise SettingError("y must hold whole class numbers, got fractions")
+        self.y = labels.to(torch.int64)
         if self.y.dim() != 1 or len(self.x) != len(self.y):
             raise SettingError(
                 f"y must hold one class number for each of the {len(self.x)} samples of x, "

@@ -32,28 +32,45 @@ METHODS.add(
 
 def options(factory: Factory) -> dict[str, Any]:
     """Return a method's options and their defaults, under the names that users write."""
-    found = inspect.signature(factory).parameters.values()
-    return {
-        p.name.rstrip("_"): p.default
-        for p in found
-        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is not inspect.Parameter.empty
-    }
+    return {name: p.default for name, p in _parameters(factory).items()}
 
 
 def arguments(name: str, factory: Factory, given: Mapping[str, Any]) -> dict[str, Any]:
     """Check the options that a user gave and return them as keyword arguments of the method."""
     if not isinstance(given, Mapping):
         raise SettingError(f"options of method {name!r} must be a table, got {given!r}")
-    known = options(factory)
-    names = {p.rstrip("_"): p for p in inspect.signature(factory).parameters}
+    known = _parameters(factory)
     ready = {}
     for key, value in given.items():
         if key not in known:
             if not known:
                 raise SettingError(f"method {name!r} has no options, got {key!r}")
             raise unknown(f"option of {name}", key, known)
-        ready[names[key]] = _fitted(f"{name}.{key}", value, known[key])
+        ready[known[key].name] = _fitted(f"{name}.{key}", value, known[key].default)
     return ready
+
+
+def make_method(name: str, factory: Factory, context: Context, given: Mapping[str, Any]) -> Method:
+    """Make a method; what is no method is refused."""
+    wrong = SettingError(f"method {name!r} must be a Method class or a function (context, options) that makes one")
+    try:
+        inspect.signature(factory).bind(context, **given)
+    except (TypeError, ValueError) as error:
+        raise wrong from error
+    made = factory(context, **given)
+    if not isinstance(made, Method):
+        raise wrong
+    return made
+
+
+def _parameters(factory: Factory) -> dict[str, inspect.Parameter]:
+    """Return the parameters with a default, without the underscore that keeps a name from being a keyword."""
+    try:
+        found = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {p.name.rstrip("_"): p for p in found if p.kind in kinds and p.default is not inspect.Parameter.empty}
 
 
 def _fitted(name: str, value: Any, default: Any) -> Any:
@@ -69,4 +86,4 @@ def _fitted(name: str, value: Any, default: Any) -> Any:
     return value
 
 
-__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "arguments", "options"]
+__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "arguments", "make_method", "options"]

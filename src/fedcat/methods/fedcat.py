@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcat.errors import SettingError
-from fedcat.hop import Hop, Reply
+from fedcat.hop import Hop, Reply, hop_id
 from fedcat.methods.method import Context, Method, weighted_mean
 from fedcat.selection import GroupedSelector, Selector, checked
 
@@ -66,7 +66,7 @@ class FedCat(Method):
         context = self.context
         if grouping and context.selector is None:
             return GroupedSelector(context.seed, context.devices, context.per_round, epsilon, period)
-        return context.uniform()
+        return context.selection()
 
     def _begin(self, first: int) -> None:
         """Start a cycle at round `first`: every copy is the global model and has seen nothing."""
@@ -93,15 +93,17 @@ class FedCat(Method):
 
     def _hop(self, copy: int, round: int) -> Hop:
         k = self.context.per_round
-        offset = round - self.first
+        slot = (round - self.first + copy) % k
+        devices = self._devices(round)
         return Hop(
-            id=round * k + copy,
+            id=hop_id(round, copy),
             round=round,
-            device=self._devices(round)[(offset + copy) % k],
+            device=devices[slot],
             start=self.copies[copy],
             epochs=self.context.epochs,
             lr=self.context.lr(round),
             copy=copy,
+            visit=devices[:slot].count(devices[slot]),
         )
 
     def _devices(self, round: int) -> list[int]:

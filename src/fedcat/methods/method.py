@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.hop import Hop, Reply, Status, Tensors
+from fedcat.hop import Hop, Reply, Status, Tensors, hop_id
 from fedcat.local import LocalRule
 from fedcat.models.layout import Layout
 from fedcat.selection import FunctionSelector, Selector, checked, uniform
@@ -57,7 +57,7 @@ class Context:
         """The number of devices, N."""
         return len(self.samples)
 
-    def uniform(self) -> Selector:
+    def selection(self) -> Selector:
         """Return the user's selector, or uniform selection without replacement."""
         return self.selector or FunctionSelector(uniform, self.seed, self.samples, self.per_round)
 
@@ -112,12 +112,23 @@ class RoundMethod(Method):
 
     Replies fill slots; the round is reduced when the last slot is filled, in slot order, so that the order of arrival
     changes nothing. A method overrides `reduce`, and where it needs to `select` and `hop`.
+
+    Attributes
+    ----------
+    row : Tensor
+        The global row.
+    memory : DeviceMemory or None
+        What devices keep between hops. A method that sets it has it sent along with the hops, committed when replies
+        have been reduced, and kept in its state.
     """
+
+    memory: DeviceMemory | None = None
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.row = context.start
-        self.selector = context.uniform()
+        self.selector = context.selection()
+        self._devices: list[int] = []
         self._hops: list[Hop] = []
         self._replies: dict[int, Reply] = {}
         self._out: set[int] = set()
@@ -131,7 +142,7 @@ class RoundMethod(Method):
     def hop(self, round: int, slot: int, device: int, visit: int) -> Hop:
         """Return the hop of one slot."""
         return Hop(
-            id=round * self.context.per_round + slot,
+            id=hop_id(round, slot),
             round=round,
             device=device,
             start=self.row,
@@ -139,6 +150,7 @@ class RoundMethod(Method):
             lr=self.context.lr(round),
             copy=slot,
             visit=visit,
+            memory={} if self.memory is None else self.memory[device],
         )
 
     @abstractmethod
@@ -150,16 +162,17 @@ class RoundMethod(Method):
         if self.round >= until:
             return []
         if not self._hops:
-            self._hops = self._make(self.select(self.round))
+            self._devices = self._devices or [int(device) for device in self.select(self.round)]
+            self._hops = self._make()
         ready = [hop for hop in self._hops if hop.id not in self._replies and hop.id not in self._out]
         self._out.update(hop.id for hop in ready)
         return ready
 
-    def _make(self, devices: Sequence[int]) -> list[Hop]:
+    def _make(self) -> list[Hop]:
         seen: Counter[int] = Counter()
         hops = []
-        for slot, device in enumerate(devices):
-            hops.append(self.hop(self.round, slot, int(device), seen[device]))
+        for slot, device in enumerate(self._devices):
+            hops.append(self.hop(self.round, slot, device, seen[device]))
             seen[device] += 1
         return hops
 
@@ -172,8 +185,12 @@ class RoundMethod(Method):
             self._replies[reply.hop] = reply
         if self._hops and len(self._replies) == len(self._hops):
             filled = [self._replies[hop.id] for hop in self._hops]
-            hops, self._hops, self._replies = self._hops, [], {}
+            hops, self._hops, self._devices, self._replies = self._hops, [], [], {}
             self.reduce(hops, filled)
+            if self.memory is not None:
+                for hop, reply in zip(hops, filled, strict=True):
+                    if reply.arrived:
+                        self.memory.commit(hop.device, reply.memory)
             self.round += 1
 
     def models(self, *wanted: str) -> dict[str, Tensor]:
@@ -185,16 +202,19 @@ class RoundMethod(Method):
         return {
             "row": self.row,
             "round": self.round,
-            "devices": [hop.device for hop in self._hops],
+            "devices": list(self._devices),
             "replies": {reply.hop: reply_state(reply) for reply in self._replies.values()},
             "selector": self.selector.state(),
+            "memory": None if self.memory is None else self.memory.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.row, self.round = state["row"], state["round"]
         self.selector.restore(state["selector"])
-        self._hops = self._make(state["devices"])
+        if self.memory is not None:
+            self.memory.restore(state["memory"])
+        self._devices, self._hops = list(state["devices"]), []
         self._replies = {int(h): restored_reply(r) for h, r in state["replies"].items()}
         self._out = set()
 
@@ -221,8 +241,8 @@ class DeviceMemory:
         return len(self._kept)
 
     def commit(self, device: int, memory: Tensors) -> None:
-        """Note what `device` keeps after a hop that arrived."""
-        self._kept[device] = memory
+        """Note what `device` keeps after a hop that arrived: a copy, since engines give views of all rows."""
+        self._kept[device] = {name: tensor.clone() for name, tensor in memory.items()}
 
     def state(self) -> dict[str, Any]:
         """Return the memory of the devices that took part."""
@@ -248,12 +268,9 @@ def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
 
 def reply_state(reply: Reply) -> dict[str, Any]:
     """Return a reply as plain values and tensors."""
-    return {
-        **vars(reply),
-        "uploads": dict(reply.uploads),
-        "memory": dict(reply.memory),
-        "status": reply.status.value,
-    }
+    copies = {n: {k: t.clone() for k, t in getattr(reply, n).items()} for n in ("uploads", "memory")}
+    end = None if reply.end is None else reply.end.clone()
+    return {**vars(reply), **copies, "end": end, "status": reply.status.value}
 
 
 def restored_reply(state: dict[str, Any]) -> Reply:

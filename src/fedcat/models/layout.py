@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcat.errors import SettingError
 
@@ -38,6 +39,7 @@ class Layout:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
+        self.whole = _Whole(net)
         trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
         if not trained:
             raise SettingError("net has no parameter that requires a gradient: there is nothing to train")
@@ -52,7 +54,18 @@ class Layout:
         self.size = self.buffers[-1].stop if self.buffers else self.parameter_size
         self.dtype = trained[0][1].dtype
         self.device = trained[0][1].device
+        counting = [n for n, m in net.named_modules() if isinstance(m, _BatchNorm) and _counts(m)]
+        if counting:
+            raise SettingError(
+                f"net layer {counting[0]!r} averages over all batches so far (momentum=None), and counters stay beside "
+                "the row: give it a momentum such as 0.1"
+            )
         self.integers = {n: b.clone() for n, b in net.named_buffers() if not b.is_floating_point()}
+
+    def beside(self, net: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors of a net of this layout that are not in the row."""
+        held = {slot.name for slot in (*self.parameters, *self.buffers)}
+        return {n: t for n, t in (*net.named_parameters(), *net.named_buffers()) if n not in held}
 
     def pack(self, net: nn.Module) -> Tensor:
         """Return the row that holds the weights of `net`, a net of this layout."""
@@ -85,22 +98,27 @@ class Layout:
 
 
 class Bound:
-    """A net on one row's tensors.
-
-    `buffers` holds the float buffers as the calls so far have left them; the tensors that were passed in are
-    not touched.
-    """
+    """A net on one row's tensors; the tensors that were passed in are not touched."""
 
     def __init__(self, layout: Layout, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        self._net = layout.net
-        self.buffers = {n: b.clone(memory_format=torch.contiguous_format) for n, b in buffers.items()}
-        integers = {n: b.clone() for n, b in layout.integers.items()}
-        self._tensors: dict[str, Tensor] = {**parameters, **self.buffers, **integers}
+        self._layout = layout
+        self._buffers = list(buffers)
+        fresh = {n: b.clone(memory_format=torch.contiguous_format) for n, b in buffers.items()}
+        fresh.update({n: b.clone() for n, b in layout.integers.items()})
+        self._tensors = {f"net.{n}": t for n, t in {**parameters, **fresh}.items()}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The float buffers as the calls so far have left them."""
+        return {n: self._tensors[f"net.{n}"] for n in self._buffers}
+
+    def at(self, parameters: Tensor) -> Bound:
+        """Return the same net on other parameters [P], with the buffers as they are."""
+        return Bound(self._layout, self._layout.parameter_views(parameters), self.buffers)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the net's output."""
-        out: Tensor = functional_call(self._net, self._tensors, (x,))
-        return out
+        return self._call("", x)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the net's last layer; the net must have parts ``features`` and ``head``."""
@@ -111,15 +129,33 @@ class Bound:
         return self._part("head", z)
 
     def _part(self, name: str, value: Tensor) -> Tensor:
-        part = getattr(self._net, name, None)
-        if not isinstance(part, nn.Module):
+        net = self._layout.net
+        if not callable(getattr(net, name, None)):
             raise SettingError(
-                f"net {type(self._net).__name__} has no submodule {name!r}: a method that splits the net wants "
-                "its forward pass written as self.head(self.features(x))"
+                f"net {type(net).__name__} has no part {name!r}: a method that splits the net wants its forward pass "
+                "written as self.head(self.features(x))"
             )
-        inside = {n[len(name) + 1 :]: t for n, t in self._tensors.items() if n.startswith(name + ".")}
-        out: Tensor = functional_call(part, inside, (value,))
+        return self._call(name, value)
+
+    def _call(self, name: str, value: Tensor) -> Tensor:
+        out: Tensor = functional_call(self._layout.whole, self._tensors, (name, value))
         return out
+
+
+class _Whole(nn.Module):
+    """Runs a net or one of its parts, so that a part sees the tensors that it shares with the rest."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, name: str, value: Tensor) -> Tensor:
+        out: Tensor = getattr(self.net, name)(value) if name else self.net(value)
+        return out
+
+
+def _counts(layer: _BatchNorm) -> bool:
+    return layer.track_running_stats and layer.momentum is None
 
 
 def _slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[Slot, ...]:

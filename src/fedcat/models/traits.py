@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedcat.federation.pool import Pool
+from fedcat.hop import Tensors
 from fedcat.models.layout import Layout
 
 
@@ -94,21 +95,41 @@ def _refuses_one(layout: Layout, row: Tensor, x: Tensor) -> bool:
 
 
 def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
-    """Return why two stacked copies fail or give other results than one copy after the other."""
+    """Return why two stacked copies fail or give other results or gradients than one copy after the other."""
     layout.net.train()
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(2, len(row), generator=generator, dtype=torch.float64).to(row)
     rows = row * (0.9 + 0.2 * noise)
     torch.manual_seed(0)
-    alone = [_forward(layout, r, x) for r in rows]
-    again = [_forward(layout, r, x) for r in rows]
+    alone = [_results(layout, r[None], x) for r in rows]
+    again = [_results(layout, r[None], x) for r in rows]
     if any(not _same(a[0], b[0]) for a, b in zip(alone, again, strict=True)):
         return "its forward pass draws random numbers (dropout), which every device must draw for itself"
     try:
-        together, buffers = vmap(lambda r, inputs: _forward(layout, r, inputs))(rows, x.expand(2, *x.shape))
+        together = _results(layout, rows, x, stacked=True)
     except Exception as error:  # whatever the user's forward pass or vmap raises is the reason
         return f"torch.vmap cannot run it: {str(error).strip().splitlines()[0]}"
-    for i, (logits, own) in enumerate(alone):
-        if not _same(together[i], logits) or any(not _same(buffers[n][i], own[n]) for n in own):
-            return "stacked copies do not give the same results as single ones"
+    single = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+    if any(not _same(a, b) for a, b in zip(together, single, strict=True)):
+        return "stacked copies do not give the same results or gradients as single ones"
     return ""
+
+
+def _results(layout: Layout, rows: Tensor, x: Tensor, stacked: bool = False) -> list[Tensor]:
+    """Return logits, new buffers and gradients of rows [R, D], each with the dimension R first."""
+    size = layout.parameter_size
+    with torch.enable_grad():
+        leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(rows[:, :size]).items()}
+        buffers = layout.buffer_views(rows[:, size:])
+
+        def run(parameters: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            net = layout.bind(parameters, buffers)
+            return net.logits(x), net.buffers
+
+        if stacked:
+            logits, after = vmap(run)(leaves, buffers, x.expand(len(rows), *x.shape))
+        else:
+            one, moved = run({n: v[0] for n, v in leaves.items()}, {n: b[0] for n, b in buffers.items()}, x)
+            logits, after = one[None], {n: b[None] for n, b in moved.items()}
+        grads = torch.autograd.grad(logits.square().sum(), list(leaves.values()), materialize_grads=True)
+    return [logits.detach(), *(b.detach() for b in after.values()), *grads]

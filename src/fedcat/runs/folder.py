@@ -48,6 +48,8 @@ class RunFolder:
     def __init__(self, path: Path, settings: str) -> None:
         check_free(path)
         self.path = path
+        self.rounds = 0
+        self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_text(path / SETTINGS, settings)
@@ -64,6 +66,17 @@ class RunFolder:
         for entry in entries:
             self._traffic.write(f"{entry.round + 1},{entry.device},{entry.down},{entry.up}\n")
         self._traffic.flush()
+        self.rounds += 1
+
+    def discard(self) -> None:
+        """Remove what was written, and the folders that were made for it, of a run that could not start."""
+        self._history.close()
+        self._traffic.close()
+        for name in (SETTINGS, HISTORY, TRAFFIC):
+            (self.path / name).unlink()
+        for folder in self._made:
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
     def finish(
         self, tensors: dict[str, Tensor], summary: dict[str, Any], devices: list[dict[str, Any]] | None = None
@@ -93,11 +106,8 @@ def save_model(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:
     """Return every tensor of a net that a file must hold: the row's, and the constants beside it."""
-    tensors = dict(layout.unpack(row))
-    state = layout.net.state_dict()
-    held = {t.data_ptr() for n, t in state.items() if n in tensors}
-    beside = {n: t for n, t in state.items() if n not in tensors and t.data_ptr() not in held}
-    return {**tensors, **beside, **layout.integers}
+    stored = layout.net.state_dict().keys()
+    return {**layout.unpack(row), **{n: t for n, t in layout.beside(layout.net).items() if n in stored}}
 
 
 def read_model(path: Path, net: nn.Module) -> nn.Module:
