@@ -41,7 +41,7 @@ def test_sweeps_go_through_all_combinations_that_a_method_knows():
         "fedcat alpha=1.0 epsilon=0.0",
         "fedcat alpha=1.0 epsilon=1.0",
     ]
-    assert made.prepared[3].settings.options == {"fedcat": {"epsilon": 1.0}}
+    assert made.prepared[3].settings.options["fedcat"]["epsilon"] == 1.0
     assert made.prepared[3].simulation.method.selector.epsilon == 1.0
     assert made.prepared[0].settings.alpha == 0.3
 
@@ -85,6 +85,10 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert lines[0].results[0].accuracies != lines[1].results[0].accuracies
 
 
+def test_methods_may_be_one_text():
+    assert fedcat.Comparison("fedavg, fedcat", seeds=1, **SHORT).labels == ["fedavg", "fedcat"]
+
+
 def test_seeds_and_swept_values_may_be_arrays():
     made = fedcat.Comparison(["fedavg"], seeds=np.arange(2), sweep={"alpha": np.array([0.5, 1.0])}, **SHORT)
     assert made.seeds == [0, 1]
@@ -107,6 +111,7 @@ def test_a_partial_method_has_its_functions_name():
         ({"sweep": {"seed": [1]}}, "unknown sweep 'seed'"),
         ({"seeds": []}, "seeds must name at least one seed and each once"),
         ({"seeds": [1, 1]}, "seeds must name at least one seed and each once"),
+        ({"sweep": {"lr": 0.1}}, "sweep of lr must be a list of values, got 0.1"),
         ({"sweep": {"threads": [1, 2]}}, "unknown sweep 'threads'"),
         ({"sweep": {"alpha": []}}, "sweep of alpha must name at least one value"),
     ],

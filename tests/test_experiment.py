@@ -41,7 +41,7 @@ def test_a_datasets_defaults_lie_between_the_general_ones_and_the_users():
         ({"alpha": 0}, "alpha must be > 0, got 0"),
         ({"alpha": -0.5}, "alpha must be > 0, got -0.5"),
         ({"alpha": float("nan")}, "alpha must be > 0, got nan"),
-        ({"alpha": float("inf")}, "alpha must be > 0, got inf"),
+        ({"alpha": float("inf")}, "alpha must be > 0 and finite, got inf"),
         ({"lr": 0.0}, "lr must be > 0, got 0"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"rounds": 2.5}, "rounds must be a whole number, got 2.5"),

@@ -177,9 +177,14 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
         ({"options": {"fedcat": 3}}, "options of method 'fedcat' must be a table, got 3"),
         ({"options": {"fedkat": {"epsilon": 0.1}}}, "unknown method in options 'fedkat': did you mean 'fedcat'"),
         ({"method": "os:getcwd"}, "method 'os:getcwd' must be a Method class"),
-        ({"method": lambda context: 3}, "must be a Method class"),
+        ({"method": lambda context: 3}, "method '<lambda>' must make a Method, got int"),
         ({"method": 5}, "method '<int>' must be a Method class"),
         ({"dataset": [1]}, "dataset must be a name"),
+        ({"dataset": lambda size: None}, "must be a function without arguments"),
+        ({"net": lambda a, b, c: None}, r"must take nothing or \(shape of an input, number of classes\)"),
+        ({"net": "<Wide>"}, "net '<Wide>' was an object given in Python"),
+        ({"selector": lambda round: [0]}, r"selector must be a function of \(round, rng, samples, k\)"),
+        ({"method": type("Half", (fedcat.RoundMethod,), {})}, "must define reduce"),
         ({"device": "meta"}, "device 'meta' holds no numbers"),
         ({"net": with_batch_norm, "batch_size": 1}, "batch_size must be at least 2"),
         ({"dataset": lambda: 3}, "must give a Dataset or a Federation, got int"),
@@ -218,6 +223,17 @@ def test_the_device_that_is_there_is_found():
     if not torch.cuda.is_available():
         with pytest.raises(SettingError, match="needs CUDA, which this machine or this PyTorch lacks"):
             find_device("cuda")
+
+
+def test_a_datasets_own_defaults_are_checked():
+    data = fedcat.Dataset.from_arrays(np.zeros((20, 2)), np.arange(20) % 2, defaults={"devise": 3})
+    with pytest.raises(SettingError, match="unknown setting 'devise': did you mean 'device"):
+        Workshop().prepare({"dataset": data, "net": nn.Linear(2, 2)})
+
+
+def test_options_are_written_with_their_defaults():
+    settings = Workshop().prepare({**SHORT, "method": "fedcat-dc", "options": {"fedcat-dc": {"epsilon": 0.1}}}).settings
+    assert settings.options == {"fedcat-dc": {"grouping": False, "concatenation": True, "epsilon": 0.1, "lambda": 1.0}}
 
 
 def test_threads_are_set():

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedcat.cli_options import assignments, with_settings
-from fedcat.comparison import Comparison, Line
+from fedcat.comparison import Comparison
 from fedcat.errors import SettingError, unknown
-from fedcat.execute import Result, execute
+from fedcat.execute import execute
 from fedcat.experiment import parse, read_toml
 from fedcat.federation.datasets import DATASETS
 from fedcat.federation.partition import PARTITIONS
 from fedcat.methods import METHODS, options
 from fedcat.models.nets import NETS
 from fedcat.progress import Watcher
-from fedcat.registry import Registry
 from fedcat.runs.folder import check_free
+from fedcat.screen import show_comparison, show_fields, show_methods, show_notes, show_registry, show_result
 from fedcat.selection import SELECTORS
 from fedcat.version import __version__
 from fedcat.workshop import Workshop
@@ -70,23 +70,29 @@ def run(
         typer.Option("--out", help="the run's folder [runs/METHOD-DATASET-1 and so on]", show_default=False),
     ] = None,
 ) -> None:
-    """Run one method and write its folder."""
-    settings = {**(read_toml(file) if file else {}), **given}
+    """Run one method and write its folder.
+
+    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat datasets`.
+    """
+    settings = _settings(file, given)
     method = settings.get("method", "fedcat")
     settings["options"] = _with_options(settings.get("options", {}), [method], option or [])
-    prepared = Workshop().prepare(settings)
+    with _setting_up():
+        prepared = Workshop().prepare(settings)
     path = out_folder or _free_folder(f"{method}-{prepared.settings.dataset}")
     check_free(path)
-    _notes(prepared.notes)
+    show_notes(err, [note for note in prepared.notes if prepared.engine_why not in note])
     name, why = prepared.simulation.engine.name, prepared.engine_why
-    out.print(f"{prepared.settings.method} on {prepared.federation!r}", markup=False, soft_wrap=True)
+    out.print(f"{prepared.settings.method} on {prepared.federation}", markup=False, soft_wrap=True)
     out.print(f"engine {name} on {prepared.simulation.task.layout.device}: {why}", markup=False, soft_wrap=True)
-    with Watcher(out, [prepared.settings.method], [prepared.settings.rounds]) as watcher:
-        try:
+    watcher = Watcher(out, [prepared.settings.method], [prepared.settings.rounds])
+    try:
+        with watcher:
             result = execute([prepared], [path], watcher)[0]
-        except KeyboardInterrupt:
-            _interrupted(watcher, path)
-    _show(result)
+    except KeyboardInterrupt:
+        _interrupted(watcher, path)
+    show_notes(err, [note for note in result.summary["notes"] if note not in prepared.notes])
+    show_result(out, result)
 
 
 @app.command()
@@ -106,64 +112,70 @@ def compare(
         Path | None, typer.Option("--out", help="the comparison's folder [runs/compare-DATASET-1 and so on]")
     ] = None,
 ) -> None:
-    """Run several methods over several seeds side by side in one engine."""
+    """Run several methods over several seeds side by side in one engine.
+
+    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat datasets`.
+    """
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    settings = {**(read_toml(file) if file else {}), **given}
+    settings = _settings(file, given)
     if seed is not None:
         settings["seed"] = _whole("seed", seed)
     settings.pop("method", None)
     settings["options"] = _with_options(settings.get("options", {}), names, option or [])
-    swept = {k: [parse(k, v.strip()) for v in t.split(",")] for k, t in assignments("sweep", sweep or []).items()}
+    texts = assignments("sweep", sweep or [], "NAME=A,B,...")
+    swept = {name: [parse(name, value.strip()) for value in text.split(",")] for name, text in texts.items()}
+    for name in swept.keys() & given.keys():
+        raise SettingError(f"{name} must be set or swept, got both")
     path = out_folder or _free_folder(f"compare-{settings.get('dataset', 'digits')}")
-    comparison = Comparison(names, _whole("seeds", seeds), swept, path, **settings)
-    _notes(comparison.notes)
+    with _setting_up():
+        comparison = Comparison(names, _whole("seeds", seeds), swept, path, **settings)
+    show_notes(err, comparison.notes)
     first = comparison.prepared[0]
-    out.print(f"{len(comparison.prepared)} runs side by side on {first.federation!r}", markup=False, soft_wrap=True)
+    out.print(f"{len(comparison.prepared)} runs side by side on {first.federation}", markup=False, soft_wrap=True)
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     rounds = [ready.settings.rounds for ready in comparison.prepared]
-    with Watcher(out, labels, rounds) as watcher:
-        try:
+    watcher = Watcher(out, labels, rounds)
+    try:
+        with watcher:
             lines = comparison.run(watcher)
-        except KeyboardInterrupt:
-            _interrupted(watcher, path)
-    _show_lines(lines, path)
+    except KeyboardInterrupt:
+        _interrupted(watcher, path)
+    found = [note for line in lines for result in line.results for note in result.summary["notes"]]
+    show_notes(err, [note for note in found if note not in comparison.notes])
+    show_comparison(out, lines)
+    total = sum(ready.simulation.seconds for ready in comparison.prepared)
+    show_fields(out, {"time": f"{total:.1f} s for all {len(comparison.prepared)} runs", "folder": str(path)})
 
 
 @app.command("methods")
 def list_methods() -> None:
     """List the methods, their options, and the selectors."""
-    table = _listing("method", METHODS, "options")
-    for name, note in METHODS:
-        words = ", ".join(f"{n}={_lower(v)}" for n, v in options(METHODS.get(name)).items())
-        table.add_row(name, note, words)
-    out.print(table)
-    out.print(_listed("selector", SELECTORS))
+    show_methods(out)
+    show_registry(out, SELECTORS)
 
 
 @app.command("datasets")
 def list_datasets() -> None:
     """List the datasets, the partitions and the nets."""
-    out.print(_listed("dataset", DATASETS))
-    out.print(_listed("partition", PARTITIONS))
-    out.print(_listed("net", NETS))
+    for registry in (DATASETS, PARTITIONS, NETS):
+        show_registry(out, registry)
 
 
-def _listing(kind: str, registry: Registry[Any], *more: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
-    for heading in (kind, "what it is", *more):
-        table.add_column(heading, overflow="fold", no_wrap=heading == kind)
-    return table
+def _settings(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings under those of the command line; a fraction that is given there beats a file's K."""
+    stored = read_toml(file) if file else {}
+    if "fraction" in given:
+        stored.pop("per_round", None)
+    return {**stored, **given}
 
 
-def _listed(kind: str, registry: Registry[Any]) -> Table:
-    table = _listing(kind, registry)
-    for name, note in registry:
-        table.add_row(name, note)
-    return table
-
-
-def _lower(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+@contextmanager
+def _setting_up() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("interrupted before the first round; nothing was written")
+        raise typer.Exit(130) from None
 
 
 def _whole(name: str, text: str) -> int:
@@ -202,11 +214,6 @@ def _free_folder(stem: str) -> Path:
     return Path("runs") / f"{stem}-{number}"
 
 
-def _notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        err.print(f"note: {note}", markup=False, soft_wrap=True)
-
-
 def _interrupted(watcher: Watcher, path: Path) -> NoReturn:
     err.print(
         f"interrupted after {watcher.done} rounds; kept in {path}: the settings, the history and traffic of those "
@@ -215,42 +222,6 @@ def _interrupted(watcher: Watcher, path: Path) -> NoReturn:
         soft_wrap=True,
     )
     raise typer.Exit(130)
-
-
-def _show(result: Result) -> None:
-    _notes([note for note in result.summary["notes"] if "hops did not arrive" in note])
-    traffic = result.summary["bytes"]
-    rows = {
-        "accuracy": f"{100 * result.accuracy:.2f} % (best {100 * result.best:.2f} %, "
-        f"mean of the last five evaluations {100 * result.last_five:.2f} %)",
-        "traffic": f"{_megabytes(traffic['down'])} down, {_megabytes(traffic['up'])} up",
-        "time": f"{result.summary['seconds']:.1f} s",
-        "folder": str(result.folder),
-    }
-    for name, value in rows.items():
-        out.print(f"{name:10}{value}", markup=False, soft_wrap=True)
-
-
-def _show_lines(lines: Sequence[Line], path: Path) -> None:
-    _notes(list(dict.fromkeys(n for line in lines for r in line.results for n in r.summary["notes"] if "arrive" in n)))
-    seeds = len(lines[0].results)
-    table = Table(title=f"test accuracy in %, mean ± standard deviation over {seeds} seeds", title_justify="left")
-    table.add_column("run")
-    for heading in ("best", "last five", "traffic", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in lines:
-        scores = ["{:.2f} ± {:.2f}".format(*(100 * v for v in line.mean(figure))) for figure in ("best", "last_five")]
-        table.add_row(line.label, *scores, _megabytes(line.traffic), f"{line.seconds:.1f} s")
-    out.print(table)
-    out.print(
-        "last five: mean of the last five evaluations; traffic and time: of one run, its share",
-        soft_wrap=True,
-    )
-    out.print(f"folder    {path}", markup=False, soft_wrap=True)
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:.1f} MB"
 
 
 def main() -> None:
@@ -266,6 +237,8 @@ def main() -> None:
         message = getattr(error, "format_message", None)  # the argument parser's own errors
         if message is None:
             raise
+        if not message():  # the help was shown for want of a command
+            sys.exit(2)
         _fail(message())
     sys.exit(code or 0)
 

@@ -57,7 +57,7 @@ def _parameter(name: str) -> inspect.Parameter:
         help += " [off]" if found.default is False else ""
         kind, flags, metavar = bool | None, [f"{flag}/--no-{flag[2:]}"], None
     elif hint == list[str]:
-        kind, flags, metavar = list[str] | None, [flag], "NAME"
+        kind, flags, metavar = list[str] | None, [flag], "A,B"
     else:
         if found.default not in (None, ""):
             help += f" [{found.default}]"
@@ -67,15 +67,20 @@ def _parameter(name: str) -> inspect.Parameter:
 
 
 def _value(name: str, given: Any) -> Any:
+    if isinstance(given, list):
+        return [part.strip() for text in given for part in text.split(",")]
     return parse(name, given) if isinstance(given, str) else given
 
 
-def assignments(kind: str, texts: list[str]) -> dict[str, str]:
-    """Read texts of the form NAME=VALUE."""
-    found = {}
+def assignments(kind: str, texts: list[str], form: str = "NAME=VALUE") -> dict[str, str]:
+    """Read texts of the form NAME=VALUE, each name once."""
+    found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise SettingError(f"{kind} must be written NAME=VALUE, got {text!r}")
-        found[name.strip().replace("-", "_")] = value.strip()
+            raise SettingError(f"{kind} must be written {form}, got {text!r}")
+        name = name.strip().replace("-", "_")
+        if name in found:
+            raise SettingError(f"{kind} must name {name} once, got it twice")
+        found[name] = value.strip()
     return found

@@ -82,6 +82,8 @@ class Comparison:
         **given: Any,
     ) -> None:
         self.seeds = _seeds(seeds, given.get("seed", 0))
+        if isinstance(methods, str):
+            methods = [name.strip() for name in methods.split(",")]
         if not methods:
             raise SettingError("methods must name at least one method, got none")
         self.out = None if out is None else Path(out)
@@ -122,6 +124,8 @@ def _variants(
     for key in sweep:
         if key not in names and not any(key in found for found in known):
             raise unknown("sweep", key, names | {option for found in known for option in found})
+        if isinstance(sweep[key], str) or not hasattr(sweep[key], "__len__"):
+            raise SettingError(f"sweep of {key} must be a list of values, got {sweep[key]!r}")
         if not len(sweep[key]):
             raise SettingError(f"sweep of {key} must name at least one value, got none")
     variants = []

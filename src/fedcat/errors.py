@@ -22,7 +22,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
     known : iterable of str
         The names that exist.
     """
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return SettingError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")

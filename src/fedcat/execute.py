@@ -95,23 +95,23 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
             watch(position, record)
 
     simulations = [ready.simulation for ready in prepared]
-    status = "failed"
+    status, why = "finished", ""
     try:
         run_together(simulations, seen)
-        status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
-    except SettingError:
-        if not any(simulation.history for simulation in simulations):
-            status = "refused"
+    except Exception as error:
+        unstarted = isinstance(error, SettingError) and not any(s.history for s in simulations)
+        status, why = "refused" if unstarted else "failed", f"{type(error).__name__}: {error}"
         raise
     finally:
         if status == "refused":
             for folder in filter(None, written):
                 folder.discard()
         else:
-            results = [_result(ready, folder, status) for ready, folder in zip(prepared, written, strict=True)]
+            pairs = zip(prepared, written, strict=True)
+            results = [_result(ready, folder, status, why) for ready, folder in pairs]
     return results
 
 
@@ -122,23 +122,27 @@ def _write_up(ready: Prepared, folder: RunFolder | None) -> None:
             folder.add(record.as_dict(), ready.simulation.ledger.close(record.round))
 
 
-def _result(ready: Prepared, folder: RunFolder | None, status: str) -> Result:
-    summary = _summary(ready, status)
+def _result(ready: Prepared, folder: RunFolder | None, status: str, why: str) -> Result:
+    """Gather what a run gave and close its folder; a run that was done before another one stopped is finished."""
     simulation = ready.simulation
+    status, why = ("finished", "") if simulation.done else (status, why)
+    final = simulation.score() if status == "interrupted" else None
+    summary = _summary(ready, status, final)
+    summary["notes"] += [why] if why else []
     devices = simulation.device_accuracies() if ready.settings.per_device and status == "finished" else None
-    if devices is not None:
-        summary["devices"] = devices
     path = None
     if folder is not None:
         _write_up(ready, folder)
-        row = simulation.method.models()["global"]
-        kept = {name: value for name, value in summary.items() if name != "devices"}
-        folder.finish(model_tensors(simulation.task.layout, row), kept, devices)
+        keeps = status != "failed"
+        row = simulation.method.models()["global"] if keeps else None
+        folder.finish(None if row is None else model_tensors(simulation.task.layout, row), summary, devices)
         path = folder.path
+    if devices is not None:
+        summary["devices"] = devices
     return Result(pinned(ready.settings), simulation.history, ready.federation, status, summary, path, ready)
 
 
-def _summary(ready: Prepared, status: str) -> dict[str, Any]:
+def _summary(ready: Prepared, status: str, final: float | None) -> dict[str, Any]:
     simulation, layout = ready.simulation, ready.simulation.task.layout
     history = simulation.history
     scores = [record.accuracy for record in history if record.accuracy is not None]
@@ -148,11 +152,13 @@ def _summary(ready: Prepared, status: str) -> dict[str, Any]:
         hops = sum(len(record.devices) for record in history)
         reason = next(record.lost[0] for record in history if record.lost)
         notes.append(f"{lost} of {hops} hops did not arrive; the first was {reason[1]}: {reason[2]}")
+    if status != "failed" and not torch.isfinite(simulation.method.models()["global"]).all():
+        notes.append("the global model holds numbers that are not finite")
     return {
         "status": status,
         "rounds": len(history),
         "accuracy": {
-            "final": scores[-1] if scores else None,
+            "final": final if final is not None or not scores else scores[-1],
             "best": max(scores, default=None),
             "last_five": statistics.fmean(scores[-5:]) if scores else None,
         },

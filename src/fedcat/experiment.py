@@ -83,7 +83,7 @@ class Settings:
         _need(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
         for name in ("alpha", "lr"):
             value = getattr(self, name)
-            _need(self, name, value > 0 and math.isfinite(value), "> 0")
+            _need(self, name, value > 0 and math.isfinite(value), "> 0 and finite" if value > 0 else "> 0")
         for name in ("clip", "bound"):
             value = getattr(self, name)
             _need(self, name, value is None or value > 0, "> 0")
@@ -122,7 +122,7 @@ class Settings:
 def make(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
     """Make settings of what a user gave, over a dataset's defaults, over the general ones."""
     names = {f.name for f in fields(Settings)}
-    for name in given:
+    for name in (*(defaults or {}), *given):
         if name not in names:
             raise unknown("setting", name, names)
     return replace(Settings(), **_plain({**(defaults or {}), **given})).check()

@@ -64,7 +64,9 @@ class Watcher:
             return
         self.done = record.round
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, description=self._accuracies(), speed=self._speed())
+            self._bar.update(
+                self._task, completed=self.done, description=self._fitting(self._accuracies()), speed=self._speed()
+            )
         elif record.accuracy is not None:
             self.console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
 
@@ -74,8 +76,12 @@ class Watcher:
             scores = [s for s, name in zip(self._scores, self.labels, strict=True) if name == label and s is not None]
             if scores:
                 means.append(f"{label} {100 * statistics.fmean(scores):.1f} %")
-        shown = means if len(means) <= 6 else [*means[:6], f"and {len(means) - 6} more"]
-        return "  ".join(shown)
+        return "  ".join(means if len(means) <= 6 else [*means[:6], f"and {len(means) - 6} more"])
+
+    def _fitting(self, text: str) -> str:
+        """Cut a text so that the round, the bar, the speed and the time left have their room on the line."""
+        room = max(8, self.console.width - 72)
+        return text if len(text) <= room else text[: room - 1] + "…"
 
     def _speed(self) -> str:
         return f"{self.done / max(1e-9, time.perf_counter() - self._begin):.1f} rounds/s"

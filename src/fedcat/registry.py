@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedcat.errors import SettingError, unknown
 
@@ -45,6 +46,11 @@ class Registry(Generic[T]):
             return self._parts[name]
         if ":" in name:
             return self._load(name)
+        if name.startswith("<"):
+            raise SettingError(
+                f"{self.kind} {name!r} was an object given in Python, which a file cannot name: run it from Python "
+                "again, or write it as module:attribute"
+            )
         raise unknown(self.kind, name, self._parts)
 
     def _load(self, name: str) -> T:
@@ -68,6 +74,15 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: str) -> bool:
         return name in self._parts
+
+
+def takes(function: Callable[..., Any], *arguments: object, **named: object) -> bool:
+    """Tell whether a function can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def name_of(part: object) -> str | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedcat.chance import Purpose, chance
 from fedcat.errors import SettingError
-from fedcat.registry import Registry
+from fedcat.registry import Registry, takes
 
 Ints = NDArray[np.int64]
 
@@ -226,6 +226,8 @@ def from_part(part: Any, seed: int, samples: Ints, k: int) -> Selector:
     if not callable(part):
         raise SettingError(f"selector must be a function or a class, got {part!r}")
     if not isinstance(part, type):
+        if not takes(part, 0, np.random.default_rng(0), samples, k):
+            raise SettingError("selector must be a function of (round, rng, samples, k), got other arguments")
         return FunctionSelector(part, seed, samples, k)
     made: Selector = part(seed, samples, k)
     return made

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedcat.engines.engine import Engine, Job
+from fedcat.errors import SettingError
 from fedcat.federation.pool import Pool
 from fedcat.hop import Door, Hop, Reply
 from fedcat.local import Task
@@ -129,6 +130,13 @@ class Simulation:
             self.ledger.received(hop.round, hop.device, reply.bytes_up)
             self._ended.setdefault(hop.round, []).append((hop, reply))
         self.method.absorb([reply for _, reply in admitted])
+        row, layout = self.method.models()["global"], self.task.layout
+        if not isinstance(row, torch.Tensor) or row.shape != (layout.size,) or row.dtype != layout.dtype:
+            got = f"{row.dtype} of shape {tuple(row.shape)}" if hasattr(row, "shape") else type(row).__name__
+            raise SettingError(
+                f"method {type(self.method).__name__} must keep a global row of {layout.dtype} of shape "
+                f"({layout.size},), got {got}"
+            )
 
     def record(self) -> list[Record]:
         """Record the rounds that have become complete, and evaluate where it is due."""
@@ -166,6 +174,10 @@ class Simulation:
         rows = self.method.models(*self.evaluate)
         found = self.engine.evaluate(self.task.layout, list(rows.values()), self.test)
         return dict(zip(rows, found, strict=True))
+
+    def score(self) -> float:
+        """Return the global model's accuracy on the test data."""
+        return self._scores()["global"][0]
 
     def step(self) -> list[Record]:
         """Go through one plan, training and absorption; return the rounds that it completed."""

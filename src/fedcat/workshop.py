@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,11 +19,11 @@ from fedcat.federation.datasets import DATASETS, Dataset
 from fedcat.federation.federation import Federation
 from fedcat.federation.pool import Pool
 from fedcat.local import Task
-from fedcat.methods import METHODS, Context, Method, arguments, make_method
+from fedcat.methods import METHODS, Context, Method, arguments, make_method, options
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS, check_outputs
 from fedcat.models.traits import traits
-from fedcat.registry import name_of
+from fedcat.registry import name_of, takes
 from fedcat.schedules import schedule
 from fedcat.selection import SELECTORS, Selector, from_part
 from fedcat.simulation import Simulation
@@ -90,7 +89,7 @@ class Workshop:
         layout, start = self._layout(net, builder, federation, settings, device)
         pool = federation.train.to(device)
         name, why = engines.pick(settings.engine, layout, pool, settings.batch_size, exact)
-        method = _method(parts, settings, federation, layout, start)
+        settings, method = _method(parts, settings, federation, layout, start)
         simulation = Simulation(
             method,
             _task(settings, federation, layout, pool, method),
@@ -113,6 +112,8 @@ class Workshop:
             raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got {named!r}")
         if named not in self._datasets:
             factory = DATASETS.get(named) if isinstance(named, str) else named
+            if not takes(factory):
+                raise SettingError(f"dataset {named!r} must be a function without arguments")
             found = factory()
             if not isinstance(found, (Dataset, Federation)):
                 raise SettingError(f"dataset {named!r} must give a Dataset or a Federation, got {type(found).__name__}")
@@ -196,16 +197,14 @@ def net_builder(part: object, shape: tuple[int, ...], classes: int) -> Callable[
     if not callable(part):
         raise SettingError(f"net must be a name, a torch.nn.Module or a function that makes one, got {part!r}")
     factory = part
-    arguments: tuple[object, ...] = ()
-    try:
-        inspect.signature(factory).bind()
-    except TypeError:
-        arguments = (shape, classes)
+    arguments: tuple[object, ...] = () if takes(factory) else (shape, classes)
+    if not takes(factory, *arguments):
+        raise SettingError(f"net {part_label(part)} must take nothing or (shape of an input, number of classes)")
 
     def build() -> nn.Module:
         net = factory(*arguments)
         if not isinstance(net, nn.Module):
-            raise SettingError(f"net must be a torch.nn.Module, got {type(net).__name__} from {factory!r}")
+            raise SettingError(f"net must be a torch.nn.Module, got {type(net).__name__} from {part_label(part)}")
         return net
 
     return build
@@ -226,7 +225,7 @@ def part_label(part: object) -> str:
     """Return what to call a user's own object."""
     inner = getattr(part, "func", part)
     name = getattr(part, "name", None) or getattr(inner, "__name__", None) or type(part).__name__
-    return str(name)
+    return str(name).strip("<>")
 
 
 def _resolved(plain: Mapping[str, Any], data: Dataset | Federation) -> Settings:
@@ -249,9 +248,14 @@ def _net_name(settings: Settings) -> str:
 
 def _method(
     parts: Mapping[str, Any], settings: Settings, federation: Federation, layout: Layout, start: Tensor
-) -> Method:
+) -> tuple[Settings, Method]:
+    """Return the method, and the settings with its options' defaults filled in."""
     factory = parts.get("method") or METHODS.get(settings.method)
-    options = arguments(settings.method, factory, _options(settings, factory))
+    given = _options(settings, factory)
+    ready = arguments(settings.method, factory, given)
+    plain = {n: v for n, v in options(factory).items() if isinstance(v, (bool, int, float, str))}
+    if plain or given:
+        settings = replace(settings, options={**settings.options, settings.method: {**plain, **given}})
     context = Context(
         seed=settings.seed,
         layout=layout,
@@ -262,7 +266,7 @@ def _method(
         lr=schedule(settings.lr_schedule, settings.lr, settings.rounds, settings.lr_decay, settings.lr_every),
         selector=_selector(parts.get("selector"), settings, federation),
     )
-    return make_method(settings.method, factory, context, options)
+    return settings, make_method(settings.method, factory, context, ready)
 
 
 def _options(settings: Settings, factory: Any) -> Any:

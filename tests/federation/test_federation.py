@@ -84,6 +84,8 @@ def test_numbers_without_a_rule():
         (np.zeros((0, 2)), [], "at least one sample"),
         ([[1.0]], [-1], "class numbers from 0, got -1"),
         ([["a"]], [0], "x must hold numbers"),
+        ([[float("nan")]], [0], "x must hold finite numbers"),
+        ([[1.0], [1.0, 2.0]], [0, 1], "x must be one array"),
         ([[1.0]], [0.9], "y must hold whole class numbers"),
     ],
 )

@@ -93,6 +93,27 @@ def test_compare_takes_the_seed_of_a_file_and_shows_runs_of_different_length(fed
     assert Path("c/fedavg-rounds=4-seed7").is_dir()
 
 
+def test_a_fraction_that_is_given_beats_a_files_k(fedcat_command):
+    Path("base.toml").write_text("devices = 20\nper_round = 3\nepochs = 1\nrounds = 1\n")
+    fedcat_command("run", "base.toml", "--fraction", "0.5", "--evaluate", "mean,copies", "--out", "a")
+    line = json.loads(Path("a/history.jsonl").read_text())
+    assert len(line["devices"]) == 10
+    assert len(line["others"]) == 11
+
+
+def test_one_seed_has_no_deviation(fedcat_command):
+    _, out, _ = fedcat_command("compare", "--seeds", "1", *SHORT)
+    assert "±" not in out
+    assert "of one seed" in out
+
+
+def test_without_a_command_the_help_is_shown(fedcat_command):
+    code, out, err = fedcat_command()
+    assert code == 2
+    assert "compare" in out + err
+    assert "error" not in err
+
+
 def test_lists(fedcat_command):
     code, out, _ = fedcat_command("methods")
     assert code == 0
@@ -124,7 +145,7 @@ BAD = [
     (run_with("--net", "digitscnn"), "unknown net 'digitscnn': did you mean 'digits-cnn'?"),
     (run_with("--net", "lab-mnist"), "net 'lab-mnist' takes inputs of shape (1, 28, 28)"),
     (run_with("--engine", "stack"), "unknown engine 'stack': did you mean 'stacked'?"),
-    (run_with("--partition", "dir"), "unknown partition 'dir': did you mean 'dirichlet'?"),
+    (run_with("--partition", "dir"), "unknown partition 'dir': known are dirichlet,"),
     (run_with("--min-samples", "20"), "partition 'dirichlet' with alpha 0.5 gave no draw of at least min_samples = 20"),
     (run_with("--device", "tpu"), "device 'tpu' cannot be used"),
     (run_with("--net", "theirs:Wide"), "net Wide gives an output of shape (11,), the dataset has 10 classes"),
@@ -140,9 +161,11 @@ BAD = [
     (run_with("typed.toml"), "method must be a text, got 5"),
     (run_with("tables.toml"), "options must be a table of methods' options, got 5"),
     (["compare", "--seeds", "two"], "seeds must be a whole number, got 'two'"),
-    (["compare", "--sweep", "alpha"], "sweep must be written NAME=VALUE, got 'alpha'"),
+    (["compare", "--sweep", "alpha"], "sweep must be written NAME=A,B,..., got 'alpha'"),
     (["compare", "--sweep", "alpha=0.1,-3"], "alpha must be > 0, got -3"),
     (["compare", "--methods", "fedavg,fedact"], "unknown method 'fedact': did you mean 'fedcat'?"),
+    (["compare", "--sweep", "lr=0.1", "--sweep", "lr=0.2"], "sweep must name lr once, got it twice"),
+    (["compare", "--sweep", "lr=0.1,0.2", "--lr", "0.3"], "lr must be set or swept, got both"),
     (["compare", "--out", "full"], "out folder 'full' holds a run already"),
     (["compar"], "No such command 'compar'"),
 ]
@@ -222,11 +245,12 @@ def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
 
     screen = io.StringIO()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "out", Console(file=screen, force_terminal=True, width=120, highlight=False))
-    monkeypatch.setattr(sys, "argv", ["fedcat", "run", *SHORT])
+    monkeypatch.setattr(cli, "out", Console(file=screen, force_terminal=True, width=80, highlight=False))
+    words = ["compare", "--seeds", "1", "--sweep", "lr=0.01,0.02,0.05,0.1", *SHORT]
+    monkeypatch.setattr(sys, "argv", ["fedcat", *words])
     with pytest.raises(SystemExit):
         cli.main()
-    shown = screen.getvalue()
-    assert "3/3" in shown
-    assert "rounds/s" in shown
-    assert "fedcat" in shown
+    last = [line for line in screen.getvalue().replace("\r", "\n").splitlines() if "3/3" in line][-1]
+    assert "rounds/s" in last
+    assert "0:00:00" in last
+    assert "fedavg" in last

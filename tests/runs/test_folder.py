@@ -136,7 +136,7 @@ def test_objects_without_a_name_are_marked_in_the_settings(tmp_path):
     fedcat.run(out=tmp_path / "run", **{**SHORT, "dataset": data, "net": "digits-cnn", "min_samples": 1})
     given = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
     assert given["dataset"] == "<digits>"
-    with pytest.raises(SettingError, match="unknown dataset '<digits>'"):
+    with pytest.raises(SettingError, match="dataset '<digits>' was an object given in Python"):
         fedcat.run(**given)
 
 
@@ -172,6 +172,78 @@ def test_an_interrupt_keeps_every_round_of_every_run(tmp_path):
         fedcat.compare(["fedavg", "fedcat"], seeds=2, out=tmp_path / "c", watch=stop, **SHORT)
     for folder in (tmp_path / "c").iterdir():
         assert json.loads((folder / "run.json").read_text())["rounds"] == len(read_history(folder)) == 2
+
+
+def test_the_accuracy_of_an_interrupted_run_is_that_of_the_model_it_kept(tmp_path):
+    def stop(position, record):
+        if record.round == 5:
+            raise KeyboardInterrupt
+
+    words = {**SHORT, "rounds": 20, "evaluate_every": 3, "lr": 0.2}
+    with pytest.raises(KeyboardInterrupt):
+        fedcat.run(method="fedavg", out=tmp_path / "run", watch=stop, **words)
+    test = fedcat.DATASETS.get("digits")().test
+    with torch.no_grad():
+        logits = fedcat.load_model(tmp_path / "run")(test.inputs(slice(None), torch.float32))
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert summary["accuracy"]["final"] == pytest.approx((logits.argmax(1) == test.y).double().mean().item())
+    assert summary["accuracy"]["final"] != read_history(tmp_path / "run")[2]["accuracy"]
+
+
+def test_runs_that_were_done_before_an_interrupt_are_finished(tmp_path):
+    def stop(position, record):
+        if record.round == 4:
+            raise KeyboardInterrupt
+
+    sweep = {"rounds": [2, 20]}
+    with pytest.raises(KeyboardInterrupt):
+        fedcat.compare(["fedavg"], 1, sweep, out=tmp_path / "c", watch=stop, **{**SHORT, "evaluate_every": 2})
+    status = {p.name: json.loads((p / "run.json").read_text())["status"] for p in (tmp_path / "c").iterdir()}
+    assert status == {"fedavg-rounds=2-seed0": "finished", "fedavg-rounds=20-seed0": "interrupted"}
+
+
+class Breaking(fedcat.FedAvg):
+    """Breaks in its second round, in one of several ways."""
+
+    def __init__(self, context, how="raise"):
+        super().__init__(context)
+        self.how = how
+
+    def reduce(self, hops, replies):
+        super().reduce(hops, replies)
+        if self.round == 1 and self.how == "raise":
+            raise RuntimeError("no idea")
+        if self.round == 1 and self.how == "shape":
+            self.row = self.row[:3]
+        if self.round == 1 and self.how == "type":
+            self.row = self.row.cpu().numpy()
+        if self.round == 1 and self.how == "nan":
+            self.row = self.row * torch.nan
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("raise", RuntimeError, "no idea"),
+        ("shape", SettingError, r"method Breaking must keep a global row .* got torch.float32 of shape \(3,\)"),
+        ("type", SettingError, r"method Breaking must keep a global row .* got float32 of shape \(13706,\)"),
+    ],
+)
+def test_a_method_that_breaks_leaves_a_failed_run_that_says_why(how, error, message, tmp_path):
+    words = {**SHORT, "method": Breaking, "options": {"Breaking": {"how": how}}, "out": tmp_path / "run"}
+    with pytest.raises(error, match=message):
+        fedcat.run(**words)
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["rounds"] == 1
+    assert error.__name__ in summary["notes"][-1]
+    with pytest.raises(SettingError, match="holds no model: its run failed"):
+        fedcat.load_model(tmp_path / "run")
+
+
+def test_a_model_that_is_not_finite_is_noted():
+    result = fedcat.run(method=Breaking, options={"Breaking": {"how": "nan"}}, **SHORT)
+    assert "the global model holds numbers that are not finite" in result.summary["notes"]
 
 
 def test_an_interrupt_keeps_what_there_is(tmp_path):

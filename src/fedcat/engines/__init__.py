@@ -12,7 +12,7 @@ from fedcat.models.traits import traits
 
 NAMES = ("auto", "sequential", "stacked")
 
-STACK_BELOW = 2e7
+STACK_BELOW = 4e7
 """Floating-point operations of a batch's forward pass below which stacking pays on a CPU (benchmarks/engines.py)."""
 
 
@@ -39,7 +39,7 @@ def pick(name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = F
     work = found.flops * batch_size
     side = "below" if work < STACK_BELOW else "above"
     limit = f"{STACK_BELOW / 1e6:.0f} where stacking stops to pay on a CPU"
-    why = f"{work / 1e6:.1f} MFLOP a batch forward, {side} the {limit}"
+    why = f"{work / 1e6:.3g} MFLOP a batch forward, {side} the {limit}"
     return ("stacked" if work < STACK_BELOW else "sequential"), why
 
 

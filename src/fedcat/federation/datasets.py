@@ -122,7 +122,9 @@ DATASETS: Registry[Callable[[], Dataset]] = Registry("dataset")
 
 
 @DATASETS.register(
-    "digits", "1,797 handwritten digits of 8 x 8 pixels (UCI), in the package: 1,437 to train, 360 to test"
+    "digits",
+    "1,797 handwritten digits of 8 x 8 pixels (UCI), in the package: 1,437 to train, 360 to test; "
+    "by default 50 devices, min_samples 1, batch_size 10, lr 0.05, 100 rounds",
 )
 @cache
 def digits() -> Dataset:

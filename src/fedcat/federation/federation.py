@@ -86,8 +86,9 @@ class Federation:
         digest.update(self._starts.astype("<i8").tobytes())
         return digest.hexdigest()
 
+    def __str__(self) -> str:
+        samples = f"{len(self.train):,} training and {len(self.test):,} test samples"
+        return f"{self.name}: {self.devices:,} devices, {samples}, {self.classes} classes"
+
     def __repr__(self) -> str:
-        return (
-            f"Federation({self.name!r}: {self.devices} devices, {len(self.train)} training and {len(self.test)} "
-            f"test samples, {self.classes} classes)"
-        )
+        return f"<Federation {self}>"

@@ -45,6 +45,8 @@ class Pool:
 
     def __init__(self, x: object, y: object, normalise: Normalise | None = None) -> None:
         self.x = _tensor("x", x)
+        if self.x.is_floating_point() and not torch.isfinite(self.x).all():
+            raise SettingError("x must hold finite numbers, got NaN or infinity")
         labels = _tensor("y", y)
         if labels.is_floating_point() and not torch.equal(labels, labels.round()):
             raise SettingError("y must hold whole class numbers, got fractions")
@@ -100,7 +102,10 @@ class Pool:
 def _tensor(name: str, values: object) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach()
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise SettingError(f"{name} must be one array, got parts of different shapes") from error
     if array.dtype.kind not in "biuf":
         raise SettingError(f"{name} must hold numbers, got an array of {array.dtype}")
     return torch.from_numpy(np.array(array))

@@ -11,7 +11,7 @@ from fedcat.errors import SettingError, unknown
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedcat import FedCat
 from fedcat.methods.method import Context, Method
-from fedcat.registry import Registry
+from fedcat.registry import Registry, takes
 
 Factory = Callable[..., Method]
 
@@ -52,14 +52,14 @@ def arguments(name: str, factory: Factory, given: Mapping[str, Any]) -> dict[str
 
 def make_method(name: str, factory: Factory, context: Context, given: Mapping[str, Any]) -> Method:
     """Make a method; what is no method is refused."""
-    wrong = SettingError(f"method {name!r} must be a Method class or a function (context, options) that makes one")
-    try:
-        inspect.signature(factory).bind(context, **given)
-    except (TypeError, ValueError) as error:
-        raise wrong from error
+    missing = ", ".join(sorted(getattr(factory, "__abstractmethods__", ())))
+    if missing:
+        raise SettingError(f"method {name!r} must define {missing}")
+    if not callable(factory) or not takes(factory, context, **given):
+        raise SettingError(f"method {name!r} must be a Method class, or a function of (context, options with defaults)")
     made = factory(context, **given)
     if not isinstance(made, Method):
-        raise wrong
+        raise SettingError(f"method {name!r} must make a Method, got {type(made).__name__}")
     return made
 
 

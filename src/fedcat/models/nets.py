@@ -140,7 +140,9 @@ def check_outputs(net: nn.Module, sample: Tensor, classes: int) -> None:
             out = net(sample)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         first = str(error).strip().splitlines()[0]
-        raise SettingError(f"net {name} does not take inputs of shape {tuple(sample.shape[1:])}: {first}") from error
+        raise SettingError(
+            f"net {name} does not take inputs of shape {tuple(sample.shape[1:])} and type {sample.dtype}: {first}"
+        ) from error
     if not isinstance(out, Tensor) or tuple(out.shape) != (len(sample), classes):
         got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
         raise SettingError(

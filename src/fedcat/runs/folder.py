@@ -28,6 +28,8 @@ def check_free(path: Path) -> None:
     """Raise a `SettingError` if a run cannot be put at `path`."""
     if path.is_dir() and not any(path.iterdir()):
         return
+    if path.is_file():
+        raise SettingError(f"out folder {str(path)!r} is a file: choose another")
     if (path / SETTINGS).exists() or (path / COMPARISON).exists():
         raise SettingError(f"out folder {str(path)!r} holds a run already: choose another or remove it")
     if path.exists():
@@ -79,12 +81,13 @@ class RunFolder:
                 folder.rmdir()
 
     def finish(
-        self, tensors: dict[str, Tensor], summary: dict[str, Any], devices: list[dict[str, Any]] | None = None
+        self, tensors: dict[str, Tensor] | None, summary: dict[str, Any], devices: list[dict[str, Any]] | None = None
     ) -> None:
-        """Write the model and the summary and close the files."""
+        """Write the summary and, of a run that did not fail, the model, and close the files."""
         self._history.close()
         self._traffic.close()
-        save_model(self.path / MODEL, tensors)
+        if tensors is not None:
+            save_model(self.path / MODEL, tensors)
         if devices is not None:
             write_text(self.path / DEVICES, json.dumps(devices, indent=1) + "\n")
         write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
@@ -112,6 +115,8 @@ def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:
 
 def read_model(path: Path, net: nn.Module) -> nn.Module:
     """Fill `net` with the weights of a file and return it, ready to evaluate."""
+    if not path.exists():
+        raise SettingError(f"folder {str(path.parent)!r} holds no model: its run failed, see {SUMMARY}")
     stored = load_file(path)
     missing, unexpected = net.load_state_dict(stored, strict=False)
     tied = {t.data_ptr() for n, t in net.state_dict().items() if n in stored}

@@ -1,0 +1,94 @@
+"""What the command line prints: results, tables and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedcat.comparison import Line
+from fedcat.execute import Result
+from fedcat.methods import METHODS, options
+from fedcat.registry import Registry
+
+
+def show_notes(console: Console, notes: Iterable[str]) -> None:
+    """Print lines that the user should read, each once."""
+    for note in dict.fromkeys(notes):
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def show_fields(console: Console, fields: dict[str, str]) -> None:
+    """Print names and values, one a line."""
+    for name, value in fields.items():
+        console.print(f"{name:10}{value}", markup=False, soft_wrap=True)
+
+
+def show_result(console: Console, result: Result) -> None:
+    """Print what one run gave."""
+    traffic = result.summary["bytes"]
+    figures = (
+        f"{100 * result.accuracy:.2f} % (best {100 * result.best:.2f} %, mean of the last five evaluations "
+        f"{100 * result.last_five:.2f} %)"
+    )
+    fields = {
+        "accuracy": figures,
+        "traffic": f"{size(traffic['down'])} down, {size(traffic['up'])} up",
+        "time": f"{result.summary['seconds']:.1f} s",
+        "folder": str(result.folder),
+    }
+    show_fields(console, fields)
+
+
+def show_comparison(console: Console, lines: Sequence[Line]) -> None:
+    """Print a comparison's table."""
+    seeds = len(lines[0].results)
+    pm = "±" if console.encoding.lower().startswith("utf") else "+-"
+    title = f"mean {pm} standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
+    table = Table(title=f"test accuracy in %, {title}", title_justify="left")
+    table.add_column("run")
+    for heading in ("best", "last five", "traffic", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        figures = [line.mean(figure) for figure in ("best", "last_five")]
+        spread = [f" {pm} {100 * deviation:.2f}" if seeds > 1 else "" for _, deviation in figures]
+        scores = [f"{100 * mean:.2f}{s}" for (mean, _), s in zip(figures, spread, strict=True)]
+        table.add_row(line.label, *scores, size(line.traffic), f"{line.seconds:.1f} s")
+    console.print(table)
+    legend = "last five: mean of the last five evaluations; traffic and time: of one run, its share"
+    console.print(legend, soft_wrap=True)
+
+
+def show_methods(console: Console) -> None:
+    """Print the methods with their options."""
+    table = _table("method", "options")
+    for name, note in METHODS:
+        words = ", ".join(f"{option}={_lower(value)}" for option, value in options(METHODS.get(name)).items())
+        table.add_row(name, note, words)
+    console.print(table)
+
+
+def show_registry(console: Console, registry: Registry[Any]) -> None:
+    """Print the names of one kind of parts."""
+    table = _table(registry.kind)
+    for name, note in registry:
+        table.add_row(name, note)
+    console.print(table)
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as people read it."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _table(kind: str, *more: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in (kind, "what it is", *more):
+        table.add_column(heading, overflow="fold", no_wrap=heading == kind)
+    return table
+
+
+def _lower(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
