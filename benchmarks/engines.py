@@ -64,6 +64,8 @@ def measure(net: str, batch_size: int, words: argparse.Namespace) -> dict[str, o
     given = {"dataset": data, "net": net, "batch_size": batch_size, "epochs": 1, "fraction": 1.0, "rounds": 10**6}
     given |= {"method": "fedavg", "device": words.device, "exact": words.exact, "evaluate_every": 10**6, "lr": 1e-4}
     pair = {e: shop.prepare({**given, "engine": e}).simulation for e in ("sequential", "stacked")}
+    if pair["stacked"].engine.name != "stacked":
+        raise SystemExit(f"{net} cannot be stacked here: there is nothing to compare")
     best = {e: float("inf") for e in pair}
     for turn in range(words.turns + 1):
         for engine, simulation in pair.items():

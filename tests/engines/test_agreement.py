@@ -267,6 +267,15 @@ def test_evaluation(device):
     assert loss == pytest.approx(nn.functional.cross_entropy(logits[some], test.y[some]).item())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_net_of_ours_can_be_stacked(name, device):
+    shape, classes = CASES[name]
+    fed = federation(SIZES, shape, classes)
+    layout = layout_of(NETS.get(name)(shape, classes), torch.float32, device)
+    assert pick("stacked", layout, fed.train.to(layout.device), 4, exact=True) == ("stacked", "as asked")
+
+
 def test_the_rule_for_auto():
     fed = federation(SIZES)
     small = layout_of(small_net())

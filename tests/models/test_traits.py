@@ -48,6 +48,20 @@ def test_dropout_cannot_be_stacked(pool):
     assert "draws random numbers" in traits(layout_of(flat(nn.Dropout(0.5))), pool).unstackable
 
 
+def test_a_net_that_runs_in_one_precision_only_is_tried_in_that():
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1).to(torch.float32))
+
+    layout = layout_of(Narrow(), torch.float32)
+    found = traits(layout, federation([5, 5]).train)
+    assert (found.unstackable, found.mixes_samples) == ("", False)
+
+
 def test_a_branch_on_values_cannot_be_stacked(pool):
     assert traits(layout_of(Branching()), pool).unstackable.startswith("torch.vmap cannot run it: ")
 

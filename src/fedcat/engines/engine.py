@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedcat.arithmetic import arithmetic
 from fedcat.federation.pool import Pool
 from fedcat.hop import Hop, Reply
 from fedcat.local import Task
 from fedcat.models.layout import Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Job = tuple[Task, Hop]
 
@@ -57,25 +53,3 @@ class Engine(ABC):
                     loss += functional.cross_entropy(logits, y, reduction="sum").to(torch.float64)
                 results.append((int(right) / len(where), float(loss) / len(where)))
         return results
-
-
-@contextmanager
-def arithmetic() -> Iterator[None]:
-    """Within this float32 is float32 (no TF32), and no kernel is tuned by timing or may vary from run to run."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    cudnn = torch.backends.cudnn
-    wanted: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
-    if hasattr(cudnn, "conv"):  # PyTorch 2.9 and later; mixing it with the older switches is an error there
-        wanted += [(part, "fp32_precision", "ieee") for part in (cudnn.conv, torch.backends.cuda.matmul)]
-    else:
-        wanted += [(part, "allow_tf32", False) for part in (cudnn, torch.backends.cuda.matmul)]
-    before = [getattr(part, name) for part, name, _ in wanted]
-    for part, name, value in wanted:
-        setattr(part, name, value)
-    try:
-        yield
-    finally:
-        for (part, name, _), value in zip(wanted, before, strict=True):
-            setattr(part, name, value)

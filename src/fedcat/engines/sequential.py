@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedcat.arithmetic import arithmetic
 from fedcat.chance import Purpose, chance, torch_seed
-from fedcat.engines.engine import Engine, Job, arithmetic
+from fedcat.engines.engine import Engine, Job
 from fedcat.engines.schedule import batches
 from fedcat.hop import Hop, Reply
 from fedcat.local import Batch, Beside, LocalRule, Task, stack

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from fedcat.arithmetic import arithmetic
 from fedcat.chance import Purpose, chance
-from fedcat.engines.engine import Engine, Job, arithmetic
+from fedcat.engines.engine import Engine, Job
 from fedcat.engines.schedule import batch_lengths, batches
 from fedcat.engines.slab import Slab, take
 from fedcat.engines.width import Width, width_of
