@@ -35,7 +35,7 @@ def pick(name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = F
     if name == "stacked":
         return name, "as asked"
     if layout.device.type == "cuda":
-        return "stacked", "on a GPU stacking pays, or costs nothing, for every net that can be stacked"
+        return "stacked", "on a GPU stacking pays for every net that can be stacked"
     work = found.flops * batch_size
     side = "below" if work < STACK_BELOW else "above"
     limit = f"{STACK_BELOW / 1e6:.0f} where stacking stops to pay on a CPU"
