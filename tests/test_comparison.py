@@ -85,6 +85,16 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert lines[0].results[0].accuracies != lines[1].results[0].accuracies
 
 
+def test_long_labels_have_folders_of_their_own(tmp_path):
+    class Worded(fedcat.FedAvg):
+        def __init__(self, context, words=""):
+            super().__init__(context)
+
+    sweep = {"words": ["x" * 300 + "a", "x" * 300 + "b"]}
+    fedcat.compare([Worded], seeds=1, sweep=sweep, out=tmp_path / "c", **SHORT)
+    assert len([p for p in (tmp_path / "c").iterdir() if p.is_dir()]) == 2
+
+
 def test_methods_may_be_one_text():
     assert fedcat.Comparison("fedavg, fedcat", seeds=1, **SHORT).labels == ["fedavg", "fedcat"]
 
@@ -109,6 +119,7 @@ def test_a_partial_method_has_its_functions_name():
         ({"sweep": {"alhpa": [1]}}, "unknown sweep 'alhpa': did you mean 'alpha'"),
         ({"sweep": {"alpha": [0.5, -1]}}, "alpha must be > 0, got -1"),
         ({"sweep": {"seed": [1]}}, "unknown sweep 'seed'"),
+        ({"seed": "first"}, "seed must be a whole number, got 'first'"),
         ({"seeds": []}, "seeds must name at least one seed and each once"),
         ({"seeds": [1, 1]}, "seeds must name at least one seed and each once"),
         ({"sweep": {"lr": 0.1}}, "sweep of lr must be a list of values, got 0.1"),

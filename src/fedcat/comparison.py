@@ -22,6 +22,8 @@ from fedcat.runs.folder import COMPARISON, check_free, write_text
 from fedcat.workshop import Prepared, Workshop, part_label
 
 FIGURES = ("best", "last_five", "accuracy")
+LONG = 100
+"""Characters of a label that go into a folder's name; a longer one has its number before it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,8 @@ class Comparison:
 
     def run(self, watch: Watch | None = None) -> list[Line]:
         """Run everything side by side and return a line for each choice of method and swept settings."""
-        names = [f"{_file_name(label)}-seed{seed}" for label in self.labels for seed in self.seeds]
+        stems = [_file_name(label, number) for number, label in enumerate(self.labels, start=1)]
+        names = [f"{stem}-seed{seed}" for stem in stems for seed in self.seeds]
         folders = [None if self.out is None else self.out / name for name in names]
         results = execute(self.prepared, folders, watch)
         size = len(self.seeds)
@@ -150,6 +153,8 @@ def _seeds(seeds: int | Sequence[int], first: Any) -> list[int]:
     if isinstance(seeds, int):
         if seeds < 1:
             raise SettingError(f"seeds must be at least 1, got {seeds}")
+        if not isinstance(first, (int, np.integer)):
+            raise SettingError(f"seed must be a whole number, got {first!r}")
         return list(range(int(first), int(first) + seeds))
     named = [int(seed) for seed in seeds]
     if not named or len(set(named)) < len(named):
@@ -162,5 +167,6 @@ def _word(value: Any) -> str:
     return str(value) if isinstance(value, (str, int, float, bool, np.generic)) else part_label(value)
 
 
-def _file_name(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", label)[:100]
+def _file_name(label: str, number: int) -> str:
+    plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", label)
+    return plain if len(plain) <= LONG else f"{number}-{plain[:LONG]}"

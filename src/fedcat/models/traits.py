@@ -52,8 +52,8 @@ def traits(layout: Layout, pool: Pool) -> Traits:
 def _examine(layout: Layout, pool: Pool) -> Traits:
     """Try a copy of the net in float64, where rounding cannot be taken for a difference, if the net can run in it."""
     few = torch.arange(min(4, len(pool)), device=pool.x.device)
-    wide = Layout(deepcopy(layout.net).to(torch.float64))
     try:
+        wide = Layout(deepcopy(layout.net).to(torch.float64))
         return _tried(wide, pool.inputs(few, wide.dtype))
     except (RuntimeError, TypeError):
         return _tried(Layout(deepcopy(layout.net)), pool.inputs(few, layout.dtype))
