@@ -22,7 +22,7 @@ from fedcat.methods import METHODS, options
 from fedcat.models.nets import NETS
 from fedcat.progress import Watcher
 from fedcat.runs.folder import check_free
-from fedcat.screen import show_comparison, show_fields, show_methods, show_notes, show_registry, show_result
+from fedcat.screen import say, show_comparison, show_fields, show_methods, show_notes, show_registry, show_result
 from fedcat.selection import SELECTORS
 from fedcat.version import __version__
 from fedcat.workshop import Workshop
@@ -83,8 +83,8 @@ def run(
     check_free(path)
     show_notes(err, [note for note in prepared.notes if prepared.engine_why not in note])
     name, why = prepared.simulation.engine.name, prepared.engine_why
-    out.print(f"{prepared.settings.method} on {prepared.federation}", markup=False, soft_wrap=True)
-    out.print(f"engine {name} on {prepared.simulation.task.layout.device}: {why}", markup=False, soft_wrap=True)
+    say(out, f"{prepared.settings.method} on {prepared.federation}")
+    say(out, f"engine {name} on {prepared.simulation.task.layout.device}: {why}")
     watcher = Watcher(out, [prepared.settings.method], [prepared.settings.rounds])
     try:
         with watcher:
@@ -131,7 +131,7 @@ def compare(
         comparison = Comparison(names, _whole("seeds", seeds), swept, path, **settings)
     show_notes(err, comparison.notes)
     first = comparison.prepared[0]
-    out.print(f"{len(comparison.prepared)} runs side by side on {first.federation}", markup=False, soft_wrap=True)
+    say(out, f"{len(comparison.prepared)} runs side by side on {first.federation}")
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     rounds = [ready.settings.rounds for ready in comparison.prepared]
     watcher = Watcher(out, labels, rounds)
@@ -215,11 +215,10 @@ def _free_folder(stem: str) -> Path:
 
 
 def _interrupted(watcher: Watcher, path: Path) -> NoReturn:
-    err.print(
+    say(
+        err,
         f"interrupted after {watcher.done} rounds; kept in {path}: the settings, the history and traffic of those "
         "rounds, and the model as it was last aggregated",
-        markup=False,
-        soft_wrap=True,
     )
     raise typer.Exit(130)
 
@@ -244,5 +243,5 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    err.print(f"error: {message}", markup=False, soft_wrap=True)
+    say(err, f"error: {message}")
     sys.exit(2)

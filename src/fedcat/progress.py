@@ -30,6 +30,7 @@ class Watcher:
         self.rounds = max(rounds)
         self._counted = max(range(len(rounds)), key=lambda position: (rounds[position], position))
         self.done = 0
+        self._bar_width = 24 if console.width >= 100 else 10
         self._scores: list[float | None] = [None] * len(labels)
         self._begin = time.perf_counter()
         self._bar: Progress | None = None
@@ -40,7 +41,7 @@ class Watcher:
             self._bar = Progress(
                 TextColumn("round"),
                 MofNCompleteColumn(),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=self._bar_width),
                 TextColumn("{task.description}"),
                 TextColumn("{task.fields[speed]}"),
                 TimeRemainingColumn(),
@@ -68,7 +69,7 @@ class Watcher:
                 self._task, completed=self.done, description=self._fitting(self._accuracies()), speed=self._speed()
             )
         elif record.accuracy is not None:
-            self.console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+            self.console.print(self._line(), markup=False, soft_wrap=True)
 
     def _accuracies(self) -> str:
         means = []
@@ -80,7 +81,7 @@ class Watcher:
 
     def _fitting(self, text: str) -> str:
         """Cut a text so that the round, the bar, the speed and the time left have their room on the line."""
-        room = max(8, self.console.width - 72)
+        room = max(8, self.console.width - self._bar_width - 41)
         return text if len(text) <= room else text[: room - 1] + "…"
 
     def _speed(self) -> str:

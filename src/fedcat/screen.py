@@ -14,16 +14,21 @@ from fedcat.methods import METHODS, options
 from fedcat.registry import Registry
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line; on a terminal it is wrapped between words, elsewhere it stays one line."""
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
+
+
 def show_notes(console: Console, notes: Iterable[str]) -> None:
     """Print lines that the user should read, each once."""
     for note in dict.fromkeys(notes):
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        say(console, f"note: {note}")
 
 
 def show_fields(console: Console, fields: dict[str, str]) -> None:
     """Print names and values, one a line."""
     for name, value in fields.items():
-        console.print(f"{name:10}{value}", markup=False, soft_wrap=True)
+        say(console, f"{name:10}{value}")
 
 
 def show_result(console: Console, result: Result) -> None:
@@ -57,8 +62,7 @@ def show_comparison(console: Console, lines: Sequence[Line]) -> None:
         scores = [f"{100 * mean:.2f}{s}" for (mean, _), s in zip(figures, spread, strict=True)]
         table.add_row(line.label, *scores, size(line.traffic), f"{line.seconds:.1f} s")
     console.print(table)
-    legend = "last five: mean of the last five evaluations; traffic and time: of one run, its share"
-    console.print(legend, soft_wrap=True)
+    say(console, "last five: mean of the last five evaluations; traffic and time: of one run, its share")
 
 
 def show_methods(console: Console) -> None:
