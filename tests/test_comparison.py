@@ -85,6 +85,24 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert lines[0].results[0].accuracies != lines[1].results[0].accuracies
 
 
+def test_rules_that_are_no_dataclasses_are_told_apart():
+    class Pull(fedcat.LocalRule):
+        def __init__(self, mu):
+            object.__setattr__(self, "mu", mu)
+
+        def gradient(self, g, p, start, sent, memory):
+            return g + self.mu * (p - start)
+
+    class Pulled(fedcat.FedAvg):
+        def __init__(self, context, mu=0.0):
+            super().__init__(context)
+            self.rule = Pull(mu)
+
+    lines = fedcat.compare([Pulled], seeds=1, sweep={"mu": [0.0, 2.0]}, **{**SHORT, "epochs": 5})
+    first, second = (line.results[0].model().head.weight for line in lines)
+    assert not torch.equal(first, second)
+
+
 def test_long_labels_have_folders_of_their_own(tmp_path):
     class Worded(fedcat.FedAvg):
         def __init__(self, context, words=""):
@@ -122,6 +140,7 @@ def test_a_partial_method_has_its_functions_name():
         ({"seed": "first"}, "seed must be a whole number, got 'first'"),
         ({"seeds": []}, "seeds must name at least one seed and each once"),
         ({"seeds": [1, 1]}, "seeds must name at least one seed and each once"),
+        ({"sweep": {"fraction": [0.1, 0.5]}, "per_round": 3}, "per_round must not be set where fraction is swept"),
         ({"sweep": {"lr": 0.1}}, "sweep of lr must be a list of values, got 0.1"),
         ({"sweep": {"threads": [1, 2]}}, "unknown sweep 'threads'"),
         ({"sweep": {"alpha": []}}, "sweep of alpha must name at least one value"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,7 +16,7 @@ from fedcat.cli_options import assignments, with_settings
 from fedcat.comparison import Comparison
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import execute
-from fedcat.experiment import parse, read_toml
+from fedcat.experiment import Settings, parse, read_toml
 from fedcat.federation.datasets import DATASETS
 from fedcat.federation.partition import PARTITIONS
 from fedcat.methods import METHODS, options
@@ -126,6 +127,11 @@ def compare(
     swept = {name: [parse(name, value.strip()) for value in text.split(",")] for name, text in texts.items()}
     for name in swept.keys() & given.keys():
         raise SettingError(f"{name} must be set or swept, got both")
+    if "fraction" in swept and "per_round" not in given:
+        settings.pop("per_round", None)
+    known = {field.name for field in fields(Settings)}
+    for name in settings.keys() - known:
+        raise unknown("setting", name, known)
     path = out_folder or _free_folder(f"compare-{settings.get('dataset', 'digits')}")
     with _setting_up():
         comparison = Comparison(names, _whole("seeds", seeds), swept, path, **settings)

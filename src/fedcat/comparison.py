@@ -124,6 +124,8 @@ def _variants(
     """Return a label and the settings for each method and each combination of swept values that it knows."""
     known = [options(METHODS.get(method) if isinstance(method, str) else method) for method in methods]
     names = set(Settings.__dataclass_fields__) - {"method", "seed", "options", "threads"}
+    if "fraction" in sweep and given.get("per_round") is not None:
+        raise SettingError("per_round must not be set where fraction is swept: it would have no effect")
     for key in sweep:
         if key not in names and not any(key in found for found in known):
             raise unknown("sweep", key, names | {option for found in known for option in found})

@@ -95,9 +95,10 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
             watch(position, record)
 
     simulations = [ready.simulation for ready in prepared]
-    status, why = "finished", ""
+    status, why = "failed", ""
     try:
         run_together(simulations, seen)
+        status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -107,7 +108,7 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
         raise
     finally:
         if status == "refused":
-            for folder in filter(None, written):
+            for folder in filter(None, reversed(written)):
                 folder.discard()
         else:
             pairs = zip(prepared, written, strict=True)
@@ -133,9 +134,9 @@ def _result(ready: Prepared, folder: RunFolder | None, status: str, why: str) ->
     path = None
     if folder is not None:
         _write_up(ready, folder)
-        keeps = status != "failed"
-        row = simulation.method.models()["global"] if keeps else None
-        folder.finish(None if row is None else model_tensors(simulation.task.layout, row), summary, devices)
+        whole = simulation.wrong_row() is None
+        row = simulation.method.models()["global"]
+        folder.finish(model_tensors(simulation.task.layout, row) if whole else None, summary, devices)
         path = folder.path
     if devices is not None:
         summary["devices"] = devices

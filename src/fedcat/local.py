@@ -51,11 +51,12 @@ class Beside:
     drawn: Tensors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LocalRule:
     """Plain SGD on the cross entropy; a method overrides what it does otherwise.
 
-    A rule is frozen and hashable: what changes from round to round travels in `sent`. `loss`, `draw` and `report` see
+    A rule is a frozen dataclass, so that equal rules of several simulations are known to be equal and run as one; what
+    changes from round to round travels in `sent`. `loss`, `draw` and `report` see
     one device. The other hooks are row algebra over several devices at once: `p`, `g`, `start` and `end` are [R, P],
     parameters only, `steps`, `lr` and `momentum` are columns [R, 1], and every tensor of `sent` and `memory` has a
     leading dimension R. They return new tensors and change none in place.

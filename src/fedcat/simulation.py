@@ -130,13 +130,18 @@ class Simulation:
             self.ledger.received(hop.round, hop.device, reply.bytes_up)
             self._ended.setdefault(hop.round, []).append((hop, reply))
         self.method.absorb([reply for _, reply in admitted])
+        wrong = self.wrong_row()
+        if wrong is not None:
+            raise SettingError(wrong)
+
+    def wrong_row(self) -> str | None:
+        """Return what is wrong with the method's global row, if anything."""
         row, layout = self.method.models()["global"], self.task.layout
-        if not isinstance(row, torch.Tensor) or row.shape != (layout.size,) or row.dtype != layout.dtype:
-            got = f"{row.dtype} of shape {tuple(row.shape)}" if hasattr(row, "shape") else type(row).__name__
-            raise SettingError(
-                f"method {type(self.method).__name__} must keep a global row of {layout.dtype} of shape "
-                f"({layout.size},), got {got}"
-            )
+        if isinstance(row, torch.Tensor) and row.shape == (layout.size,) and row.dtype == layout.dtype:
+            return None
+        got = f"{row.dtype} of shape {tuple(row.shape)}" if hasattr(row, "shape") else type(row).__name__
+        name = type(self.method).__name__
+        return f"method {name} must keep a global row of {layout.dtype} of shape ({layout.size},), got {got}"
 
     def record(self) -> list[Record]:
         """Record the rounds that have become complete, and evaluate where it is due."""

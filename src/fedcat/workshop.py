@@ -273,7 +273,8 @@ def _options(settings: Settings, factory: Any) -> Any:
     """Return the options of the method in use; a user's class may be called by its own name alone."""
     short = part_label(factory)
     for name in settings.options:
-        if name not in METHODS and ":" not in name and name not in (settings.method, short):
+        theirs = ":" in name or name.startswith("<")
+        if name not in METHODS and not theirs and name not in (settings.method, short):
             raise unknown("method in options", name, [*(known for known, _ in METHODS), settings.method])
     return settings.options.get(settings.method, settings.options.get(short, {}))
 

@@ -101,6 +101,14 @@ def test_a_fraction_that_is_given_beats_a_files_k(fedcat_command):
     assert len(line["others"]) == 11
 
 
+def test_a_swept_fraction_beats_a_files_k(fedcat_command):
+    Path("base.toml").write_text("devices = 20\nper_round = 3\nepochs = 1\nrounds = 1\n")
+    code, _, _ = fedcat_command("compare", "base.toml", "--seeds", "1", "--sweep", "fraction=0.1,0.5", "--out", "c")
+    assert code == 0
+    lines = [json.loads(Path(f"c/fedavg-fraction={f}-seed0/history.jsonl").read_text()) for f in ("0.1", "0.5")]
+    assert [len(line["devices"]) for line in lines] == [2, 10]
+
+
 def test_one_seed_has_no_deviation(fedcat_command):
     _, out, _ = fedcat_command("compare", "--seeds", "1", *SHORT)
     assert "±" not in out
@@ -160,6 +168,7 @@ BAD = [
     (run_with("--rouns", "3"), "No such option: --rouns"),
     (run_with("typed.toml"), "method must be a text, got 5"),
     (run_with("tables.toml"), "options must be a table of methods' options, got 5"),
+    (["compare", "reserved.toml"], "unknown setting 'seeds': did you mean 'seed'?"),
     (["compare", "--seeds", "two"], "seeds must be a whole number, got 'two'"),
     (["compare", "--sweep", "alpha"], "sweep must be written NAME=A,B,..., got 'alpha'"),
     (["compare", "--sweep", "alpha=0.1,-3"], "alpha must be > 0, got -3"),
@@ -176,6 +185,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing_behind(fedcat_command, tmp_p
     Path("bad.toml").write_text("alhpa = 0.1\n")
     Path("typed.toml").write_text("method = 5\n")
     Path("tables.toml").write_text("options = 5\n")
+    Path("reserved.toml").write_text("seeds = 2\n")
     Path("theirs.py").write_text(
         "from torch import nn\n"
         "class Wide(nn.Module):\n"
@@ -198,6 +208,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing_behind(fedcat_command, tmp_p
         "bad.toml",
         "typed.toml",
         "tables.toml",
+        "reserved.toml",
         "theirs.py",
         "full",
     }

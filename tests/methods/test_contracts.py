@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
+from torch import nn
 from torch.nn import functional
 
 from fedcat.chance import Purpose, chance, torch_seed
+from fedcat.engines import StackedEngine
 from fedcat.hop import Reply, Status
 from fedcat.local import LocalRule
 from fedcat.methods import FedAvg, FedCat
@@ -265,6 +267,45 @@ def test_a_restore_in_the_middle_of_a_round_changes_no_bit(method, engine):
         resumed.method.absorb(resumed.engine.train([(resumed.task, hop) for hop in again]))
         again = resumed.method.plan(6)
     assert torch.equal(resumed.method.row, whole.method.row)
+
+
+@dataclass(frozen=True)
+class SummingRule(LocalRule):
+    """Row algebra that adds up whole rows."""
+
+    def gradient(self, g, p, start, sent, memory):
+        return g / (1 + torch.linalg.vector_norm(g, dim=1, keepdim=True))
+
+    def after(self, p, lr, sent, memory):
+        return p - lr * 1e-4 * p.sum(1, keepdim=True)
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        return {"product": (start * end).sum(1, keepdim=True)}, {}
+
+
+class Summing(FedAvg):
+    rule = SummingRule()
+
+    def reduce(self, hops, replies):
+        super().reduce(hops, replies)
+        self.row = self.row * (1 + 1e-3 * torch.tanh(replies[0].uploads["product"]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_rules_row_algebra_gives_the_same_bits_whatever_is_beside(device):
+    layout = layout_of(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 10)), torch.float32, device
+    )
+
+    def result(*companions):
+        engine = StackedEngine(exact=True)
+        sims = [simulate(m, FED, layout, engine, k=k, rounds=4) for m, k in [(Summing, 1), *companions]]
+        run_together(sims)
+        return sims[0].method.row
+
+    alone = result()
+    assert torch.equal(alone, result((FedAvg, 1)))
+    assert torch.equal(alone, result((FedAvg, 5), (Summing, 2), (Drift, 3)))
 
 
 def test_methods_with_different_rules_share_a_launch():

@@ -55,7 +55,8 @@ def test_a_net_that_runs_in_one_precision_only_is_tried_in_that():
             self.layer = nn.Linear(64, 10)
 
         def forward(self, x):
-            return self.layer(x.flatten(1).to(torch.float32))
+            assert x.dtype == torch.float32
+            return self.layer(x.flatten(1))
 
     layout = layout_of(Narrow(), torch.float32)
     found = traits(layout, federation([5, 5]).train)

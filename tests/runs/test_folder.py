@@ -213,6 +213,8 @@ class Breaking(fedcat.FedAvg):
         super().reduce(hops, replies)
         if self.round == 1 and self.how == "raise":
             raise RuntimeError("no idea")
+        if self.round == 1 and self.how == "exit":
+            raise SystemExit(3)
         if self.round == 1 and self.how == "shape":
             self.row = self.row[:3]
         if self.round == 1 and self.how == "type":
@@ -225,6 +227,7 @@ class Breaking(fedcat.FedAvg):
     ("how", "error", "message"),
     [
         ("raise", RuntimeError, "no idea"),
+        ("exit", SystemExit, "3"),
         ("shape", SettingError, r"method Breaking must keep a global row .* got torch.float32 of shape \(3,\)"),
         ("type", SettingError, r"method Breaking must keep a global row .* got float32 of shape \(13706,\)"),
     ],
@@ -236,9 +239,27 @@ def test_a_method_that_breaks_leaves_a_failed_run_that_says_why(how, error, mess
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
     assert summary["status"] == "failed"
     assert summary["rounds"] == 1
-    assert error.__name__ in summary["notes"][-1]
-    with pytest.raises(SettingError, match="holds no model: its run failed"):
+    if how in ("raise", "exit"):
         fedcat.load_model(tmp_path / "run")
+    else:
+        with pytest.raises(SettingError, match="holds no model: its run failed"):
+            fedcat.load_model(tmp_path / "run")
+    if how != "exit":
+        assert error.__name__ in summary["notes"][-1]
+
+
+def test_a_run_beside_one_that_breaks_keeps_its_model(tmp_path):
+    with pytest.raises(RuntimeError, match="no idea"):
+        fedcat.compare(["fedavg", Breaking], seeds=1, out=tmp_path / "c", **SHORT)
+    fedcat.load_model(tmp_path / "c" / "fedavg-seed0")
+
+
+def test_a_comparison_that_cannot_start_leaves_nothing(tmp_path):
+    with pytest.raises(SettingError, match="selector must name"):
+        fedcat.compare(
+            ["fedavg", "fedcat"], 2, selector=lambda round, rng, samples, k: [0], out=tmp_path / "c", **SHORT
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_is_not_finite_is_noted():

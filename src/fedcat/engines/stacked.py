@@ -81,7 +81,7 @@ class _Launch:
             mine = [i for i, (t, _) in enumerate(self.jobs) if t.rule == rule]
             steps = self.counts[mine].tolist()
             own = [self.jobs[i] for i in mine]
-            self.slabs.append(Slab(rule, mine[0], own, steps, self.layout.parameter_size))
+            self.slabs.append(Slab(rule, mine[0], own, steps, self.layout.parameter_size, width.least))
         self.rule = rules[0]
         self.by_length = traits(self.layout, self.pool).mixes_samples
         self._place_batches()

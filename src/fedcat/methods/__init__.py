@@ -80,6 +80,8 @@ def _fitted(name: str, value: Any, default: Any) -> Any:
     kind = type(default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is tuple and isinstance(value, list):
+        return tuple(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
         raise SettingError(f"{name} must be {words.get(kind, kind.__name__)}, got {value!r}")

@@ -83,7 +83,7 @@ class RunFolder:
     def finish(
         self, tensors: dict[str, Tensor] | None, summary: dict[str, Any], devices: list[dict[str, Any]] | None = None
     ) -> None:
-        """Write the summary and, of a run that did not fail, the model, and close the files."""
+        """Write the summary and the model, if there is a whole one, and close the files."""
         self._history.close()
         self._traffic.close()
         if tensors is not None:
