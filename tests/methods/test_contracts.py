@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedcat.chance import Purpose, chance, torch_seed
-from fedcat.engines import StackedEngine
+from fedcat.engines import StackedEngine, width
 from fedcat.hop import Reply, Status
 from fedcat.local import LocalRule
 from fedcat.methods import FedAvg, FedCat
@@ -292,20 +292,27 @@ class Summing(FedAvg):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_rules_row_algebra_gives_the_same_bits_whatever_is_beside(device):
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_rules_row_algebra_gives_the_same_bits_whatever_is_beside(fixed, device, monkeypatch):
+    if fixed:
+        monkeypatch.setattr(width, "_matters", lambda layout, pool, batch_size: True)
     layout = layout_of(
         nn.Sequential(nn.Flatten(), nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 10)), torch.float32, device
     )
 
     def result(*companions):
         engine = StackedEngine(exact=True)
-        sims = [simulate(m, FED, layout, engine, k=k, rounds=4) for m, k in [(Summing, 1), *companions]]
+        pairs = [(Summing, 1), *companions]
+        sims = [simulate(m, FED, layout, engine, k=k, rounds=4, clip=0.5) for m, k in pairs]
         run_together(sims)
         return sims[0].method.row
 
     alone = result()
     assert torch.equal(alone, result((FedAvg, 1)))
     assert torch.equal(alone, result((FedAvg, 5), (Summing, 2), (Drift, 3)))
+    single = simulate(Summing, FED, layout, "sequential", k=1, rounds=4, clip=0.5)
+    single.run()
+    assert apart(alone, single.method.row) < 1e-5
 
 
 def test_methods_with_different_rules_share_a_launch():

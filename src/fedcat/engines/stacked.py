@@ -15,7 +15,7 @@ from fedcat.arithmetic import arithmetic
 from fedcat.chance import Purpose, chance
 from fedcat.engines.engine import Engine, Job
 from fedcat.engines.schedule import batch_lengths, batches
-from fedcat.engines.slab import Slab, take
+from fedcat.engines.slab import Slab, norms, take, taken
 from fedcat.engines.width import Width, width_of
 from fedcat.hop import Hop, Reply, Tensors
 from fedcat.local import Batch, Beside, Task, stack
@@ -81,7 +81,7 @@ class _Launch:
             mine = [i for i, (t, _) in enumerate(self.jobs) if t.rule == rule]
             steps = self.counts[mine].tolist()
             own = [self.jobs[i] for i in mine]
-            self.slabs.append(Slab(rule, mine[0], own, steps, self.layout.parameter_size, width.least))
+            self.slabs.append(Slab(rule, mine[0], own, steps, self.layout.parameter_size, width))
         self.rule = rules[0]
         self.by_length = traits(self.layout, self.pool).mixes_samples
         self._place_batches()
@@ -194,8 +194,8 @@ class _Launch:
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(p).items()}
         beside = {
             "start": take(self.beside["start"], rows),
-            "sent": {n: take(t, rows) for n, t in self.beside["sent"].items()},
-            "memory": {n: take(t, rows) for n, t in self.beside["memory"].items()},
+            "sent": taken(self.beside["sent"], rows),
+            "memory": taken(self.beside["memory"], rows),
             "drawn": {n: t[rows, step] for n, t in self.drawn.items()},
         }
         losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
@@ -223,8 +223,7 @@ class _Launch:
         """Take one step of SGD with every rule's corrections."""
         g = self._by_slab(g, "gradient")
         if self.clips:
-            norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-            g = g * (self.clip / (norm + 1e-6)).clamp(max=1.0)
+            g = g * (self.clip / (norms(g, self.width) + 1e-6)).clamp(max=1.0)
         if self.decays:
             g = g + self.decay * self.p
         self.v.mul_(self.momentum).add_(g)
