@@ -201,11 +201,9 @@ def _with_options(tables: Mapping[str, Any], methods: Sequence[str], texts: Sequ
         takers = [method for method in methods if name in known[method]]
         if not takers:
             every = {option for found in known.values() for option in found}
-            raise (
-                unknown(f"option of {', '.join(methods)}", name, every)
-                if every
-                else SettingError(f"method {', '.join(methods)} has no options, got {name!r}")
-            )
+            if not every:
+                raise SettingError(f"method {', '.join(methods)} has no options, got {name!r}")
+            raise unknown(f"option of {', '.join(methods)}", name, every)
         for method in takers:
             merged.setdefault(method, {})[name] = parse(name, text)
     return merged

@@ -128,9 +128,13 @@ class Reply:
         """Return the reply of a hop that brought nothing back."""
         return cls(hop.id, status=status, why=why)
 
+    def emptied(self) -> Reply:
+        """Return this reply without its content."""
+        return replace(self, end=None, uploads={}, memory={}, samples=0, steps=0)
+
     def refused(self, why: str) -> Reply:
         """Return this reply without its content, refused for the reason `why`."""
-        return replace(self, end=None, uploads={}, memory={}, samples=0, steps=0, status=Status.REFUSED, why=why)
+        return replace(self.emptied(), status=Status.REFUSED, why=why)
 
 
 class Door:
@@ -163,16 +167,13 @@ class Door:
         for reply in replies:
             hop = self._waiting.pop(reply.hop, None)
             if hop is not None:
-                known.append((hop, self._checked(hop, reply)))
-        sound = [(hop, reply) for hop, reply in known if reply.end is not None]
-        if not sound:
-            return known
-        bad = self._bad_numbers(sound)
+                known.append((hop, self._checked(reply)))
+        bad = self._bad_numbers(known)
         return [(hop, reply.refused(bad[hop.id]) if hop.id in bad else reply) for hop, reply in known]
 
-    def _checked(self, hop: Hop, reply: Reply) -> Reply:
+    def _checked(self, reply: Reply) -> Reply:
         if not reply.arrived:
-            return replace(reply, end=None, uploads={}, memory={}, samples=0, steps=0)
+            return reply.emptied()
         end = reply.end
         if end is None:
             return reply.refused("no row came back")
@@ -184,20 +185,25 @@ class Door:
             return reply.refused(f"{reply.samples} samples and {reply.steps} steps, expected at least one")
         return reply
 
-    def _bad_numbers(self, sound: list[tuple[Hop, Reply]]) -> dict[int, str]:
+    def _bad_numbers(self, known: list[tuple[Hop, Reply]]) -> dict[int, str]:
         """Return why replies are refused for their numbers, by hop id; all of them are read in one go."""
-        checks = []
-        for hop, reply in sound:
-            extras = [t for t in (*reply.uploads.values(), *reply.memory.values()) if t.is_floating_point()]
-            finite = [torch.isfinite(t).all() for t in (reply.end, *extras) if t is not None]
-            norm = torch.linalg.vector_norm(reply.end - hop.start) if reply.end is not None else hop.start.sum()
-            checks.append(torch.stack([torch.stack(finite).all().to(torch.float64), norm.to(torch.float64)]))
+        checks: dict[int, Tensor] = {}
+        for hop, reply in known:
+            if reply.end is not None:
+                beside = (*reply.uploads.values(), *reply.memory.values())
+                finite = [torch.isfinite(t).all().to(reply.end.device) for t in (reply.end, *beside)]
+                size = finite[0].new_zeros((), dtype=torch.float64)
+                if self.bound is not None:
+                    size = torch.linalg.vector_norm(reply.end - hop.start).to(torch.float64)
+                checks[hop.id] = torch.stack([torch.stack(finite).all().to(torch.float64), size])
+        if not checks:
+            return {}
         bad = {}
-        for (hop, _), (finite_all, norm_value) in zip(sound, torch.stack(checks).tolist(), strict=True):
-            if not finite_all:
-                bad[hop.id] = "numbers that are not finite"
-            elif self.bound is not None and norm_value > self.bound:
-                bad[hop.id] = f"a change of norm {norm_value:.3g}, above the bound {self.bound:g}"
+        for number, (all_finite, norm) in zip(checks, torch.stack(list(checks.values())).tolist(), strict=True):
+            if not all_finite:
+                bad[number] = "numbers that are not finite"
+            elif self.bound is not None and norm > self.bound:
+                bad[number] = f"a change of norm {norm:.3g}, above the bound {self.bound:g}"
         return bad
 
 

@@ -41,8 +41,6 @@ class Prepared:
         Not yet started.
     federation : Federation
         Who holds what.
-    net : callable
-        Makes a net of the kind that is trained.
     engine_why : str
         Why the engine was picked.
     notes : tuple of str
@@ -52,7 +50,6 @@ class Prepared:
     settings: Settings
     simulation: Simulation
     federation: Federation
-    net: Callable[[], nn.Module]
     engine_why: str
     notes: tuple[str, ...]
 
@@ -103,7 +100,7 @@ class Workshop:
         notes = method.advice(settings.rounds)
         if why.startswith("the net"):
             notes.append(f"engine {name}: {why}")
-        return Prepared(settings, simulation, federation, builder, why, tuple(notes))
+        return Prepared(settings, simulation, federation, why, tuple(notes))
 
     def _data(self, named: object) -> Dataset | Federation:
         if isinstance(named, (Dataset, Federation)):

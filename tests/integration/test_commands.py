@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedcat
 from fedcat import cli
@@ -214,7 +215,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing_behind(fedcat_command, tmp_p
     }
 
 
-@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="this machine has CUDA")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_where_there_is_none(fedcat_command, tmp_path):
     code, _, err = fedcat_command("run", "--device", "cuda")
     assert (code, len(err.splitlines())) == (2, 1)
