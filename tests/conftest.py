@@ -1,10 +1,43 @@
-"""Figures that tests measure are printed at the end of a run."""
+"""Figures that tests measure are printed at the end of a run; no test sees the user's own data or cache."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 _KEY = "fedcat_figures"
+_UNPACK = Path(__file__).parents[2] / "shared" / "data" / "unpack"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Give every test an empty cache folder, and return where fedcat keeps its files in it."""
+    base = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("FEDCAT_DATA", raising=False)
+    return base / "fedcat"
+
+
+@pytest.fixture
+def real_data(request, tmp_path_factory):
+    """Return a function that gives a folder with the official files of a dataset, or skips the test."""
+
+    def folder(name: str) -> Path:
+        if not _UNPACK.exists():
+            pytest.skip("the official files of the datasets are not on this machine")
+        base = tmp_path_factory.getbasetemp()
+        base = base.parent if hasattr(request.config, "workerinput") else base
+        target = base / "official" / f"{name}-{getattr(request.config, 'workerinput', {}).get('workerid', 'main')}"
+        if not target.exists():
+            target.mkdir(parents=True)
+            subprocess.run([sys.executable, _UNPACK, target, name], check=True, capture_output=True)
+        return target
+
+    return folder
 
 
 @pytest.fixture

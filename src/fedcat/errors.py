@@ -26,3 +26,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return SettingError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")
+
+
+class DataError(SettingError):
+    """Data that is absent, damaged or not what it should be; the message names the file."""

@@ -1,0 +1,151 @@
+"""Fetches files over HTTP: resumed where it broke off, verified before anybody sees it.
+
+What has arrived is kept beside the target as NAME.part until the checksum is right; only then it takes its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fedcat.sources.checksum import CHUNK, Checksum
+from fedcat.sources.telling import tell, transfer
+from fedcat.version import __version__
+
+ATTEMPTS = 4
+"""How often one address is tried where it answers with a server's error or breaks off without a byte."""
+PAUSE = 1.0
+"""Seconds before the second attempt; each further pause is twice as long."""
+TIMEOUT = 30.0
+"""Seconds without a byte after which a connection counts as broken."""
+
+
+class DownloadError(Exception):
+    """A file that could not be had; the message says why."""
+
+
+class _BrokenOffError(Exception):
+    """A transfer that ended early; another attempt may go on from there."""
+
+
+def fetch(addresses: Sequence[str], target: Path, checksum: Checksum) -> None:
+    """Download a file to `target`, from the first address that gives the right one.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+        Where the file can be had, in the order of preference.
+    target : Path
+        Where to put it. It appears there whole and verified, or not at all.
+    checksum : Checksum
+        What it must be.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    with _alone(part):
+        if target.exists():
+            return
+        reasons = []
+        for address in addresses:
+            try:
+                _fetch_from(address, part, checksum)
+            except DownloadError as error:
+                reasons.append(str(error))
+            else:
+                part.replace(target)
+                return
+    raise DownloadError("; ".join(reasons))
+
+
+def _fetch_from(address: str, part: Path, checksum: Checksum) -> None:
+    """Fill `part` from one address until its checksum is right."""
+    failures = 0
+    while True:
+        before = _size(part)
+        try:
+            _transfer(address, part)
+        except _BrokenOffError as error:
+            failures = 1 if _size(part) > before else failures + 1
+            if failures == ATTEMPTS:
+                raise DownloadError(f"{address}: {error}") from error
+            time.sleep(PAUSE * 2 ** (failures - 1))
+            continue
+        wrong = checksum.of_file(part)
+        if wrong is None:
+            return
+        part.unlink()
+        if not before:
+            raise DownloadError(f"what {address} gives {wrong}")
+        tell(f"{part.name} did not fit what {address} gives: downloading it anew")
+
+
+def _transfer(address: str, part: Path) -> None:
+    """Append what `part` lacks to it."""
+    have = _size(part)
+    headers = {"User-Agent": f"fedcat/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT) as answer:
+            resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            have = have if resumed else 0
+            length = answer.headers.get("Content-Length")
+            total = have + int(length) if length else None
+            with part.open("ab" if resumed else "wb") as file:
+                _copy(answer, file, address.rpartition("/")[2], have, total)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing follows what is there: the checksum will tell whether that is the file
+            return
+        if error.code >= 500 or error.code == 429:
+            raise _BrokenOffError(f"the server answers {error.code} {error.reason}") from error
+        raise DownloadError(f"{address}: the server answers {error.code} {error.reason}") from error
+    except urllib.error.URLError as error:
+        raise DownloadError(f"{address}: {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _BrokenOffError(f"the connection broke ({error or type(error).__name__})") from error
+
+
+def _copy(answer: IO[bytes], file: IO[bytes], name: str, have: int, total: int | None) -> None:
+    with transfer(name, have, total) as advance:
+        while piece := answer.read(CHUNK):
+            try:
+                file.write(piece)
+            except OSError as error:
+                raise DownloadError(f"{name} cannot be written: {error.strerror}") from error
+            have += len(piece)
+            advance(len(piece))
+    if total is not None and have < total:
+        raise _BrokenOffError(f"the connection broke after {have:,} of {total:,} bytes")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+@contextmanager
+def _alone(part: Path) -> Iterator[None]:
+    """Keep other processes of this machine off `part`; they wait, and then find the file there."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    mark = hashlib.sha256(str(part.resolve()).encode()).hexdigest()[:20]
+    lock = Path(tempfile.gettempdir()) / f"fedcat-{os.getuid()}-{mark}.lock"
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            tell(f"another process downloads {part.name.removesuffix('.part')}: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
