@@ -32,6 +32,7 @@ def test_the_numbers_of_the_purposes_are_a_file_format():
         "NET": 7,
         "SPLIT": 8,
         "SERVER": 9,
+        "WRITERS": 10,
     }
 
 

@@ -180,7 +180,7 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
         ({"method": lambda context: 3}, "method '<lambda>' must make a Method, got int"),
         ({"method": 5}, "method '<int>' must be a Method class"),
         ({"dataset": [1]}, "dataset must be a name"),
-        ({"dataset": lambda size: None}, "must be a function without arguments"),
+        ({"dataset": lambda size: None}, "must be a function whose arguments all have defaults"),
         ({"net": lambda a, b, c: None}, r"must take nothing or \(shape of an input, number of classes\)"),
         ({"net": "<Wide>"}, "net '<Wide>' was an object given in Python"),
         ({"selector": lambda round: [0]}, r"selector must be a function of \(round, rng, samples, k\)"),

@@ -3,10 +3,10 @@
 from fedcat.api import compare, load_model, run
 from fedcat.chance import Purpose, chance
 from fedcat.comparison import Comparison, Line
-from fedcat.errors import SettingError
+from fedcat.errors import DataError, SettingError
 from fedcat.execute import Result
 from fedcat.experiment import Settings
-from fedcat.federation.datasets import DATASETS, Dataset
+from fedcat.federation.datasets import DATASETS, Dataset, load_dataset
 from fedcat.federation.federation import Federation
 from fedcat.federation.partition import PARTITIONS, partition
 from fedcat.federation.pool import Normalise, Pool
@@ -30,6 +30,7 @@ __all__ = [
     "Beside",
     "Comparison",
     "Context",
+    "DataError",
     "Dataset",
     "DeviceMemory",
     "FedAvg",
@@ -55,6 +56,7 @@ __all__ = [
     "__version__",
     "chance",
     "compare",
+    "load_dataset",
     "load_model",
     "partition",
     "run",

@@ -13,9 +13,9 @@ from torch import nn
 from fedcat.comparison import Comparison, Line
 from fedcat.errors import SettingError
 from fedcat.execute import Result, Watch, execute
-from fedcat.models.nets import NETS
+from fedcat.models.nets import NETS, net_builder
 from fedcat.runs.folder import MODEL, SETTINGS, read_model, read_summary
-from fedcat.workshop import Workshop, net_builder
+from fedcat.workshop import Workshop
 
 
 def run(*, out: str | Path | None = None, watch: Watch | None = None, **given: Any) -> Result:

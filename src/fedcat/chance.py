@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     NET = 7
     SPLIT = 8
     SERVER = 9
+    WRITERS = 10
 
 
 def chance(seed: int, purpose: Purpose, round: int = 0, device: int = 0, visit: int = 0) -> np.random.Generator:

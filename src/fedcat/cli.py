@@ -12,15 +12,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from fedcat.cli_options import assignments, with_settings
+from fedcat import cli_data
+from fedcat.cli_options import assignments, dataset_table, typed, with_settings
 from fedcat.comparison import Comparison
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import execute
-from fedcat.experiment import Settings, parse, read_toml
-from fedcat.federation.datasets import DATASETS
-from fedcat.federation.partition import PARTITIONS
-from fedcat.methods import METHODS, options
+from fedcat.experiment import Settings, parse, read_toml, toml
+from fedcat.methods import METHODS
 from fedcat.models.nets import NETS
+from fedcat.options import options
+from fedcat.presets import PRESET_DATASETS, PRESETS, lay_over, preset
 from fedcat.progress import Watcher
 from fedcat.runs.folder import check_free
 from fedcat.screen import say, show_comparison, show_fields, show_methods, show_notes, show_registry, show_result
@@ -35,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.add_typer(cli_data.app, name="data")
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -42,6 +44,10 @@ File = Annotated[Path | None, typer.Argument(help="a TOML file of settings; opti
 OptionTexts = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", metavar="NAME=VALUE", help="an option of the method, such as epsilon=0.5"),
+]
+DatasetOptionTexts = Annotated[
+    list[str] | None,
+    typer.Option("--dataset-option", "-d", metavar="NAME=VALUE", help="an option of the dataset, such as labels=fine"),
 ]
 
 
@@ -66,6 +72,7 @@ def run(
     given: Mapping[str, Any],
     file: File = None,
     option: OptionTexts = None,
+    dataset_option: DatasetOptionTexts = None,
     out_folder: Annotated[
         Path | None,
         typer.Option("--out", help="the run's folder [runs/METHOD-DATASET-1 and so on]", show_default=False),
@@ -73,9 +80,9 @@ def run(
 ) -> None:
     """Run one method and write its folder.
 
-    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat datasets`.
+    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat data list`.
     """
-    settings = _settings(file, given)
+    settings = _settings(file, given, dataset_option or [])
     method = settings.get("method", "fedcat")
     settings["options"] = _with_options(settings.get("options", {}), [method], option or [])
     with _setting_up():
@@ -109,16 +116,17 @@ def compare(
         typer.Option(metavar="NAME=A,B,...", help="values of a setting or option to go through; may be repeated"),
     ] = None,
     option: OptionTexts = None,
+    dataset_option: DatasetOptionTexts = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="the comparison's folder [runs/compare-DATASET-1 and so on]")
     ] = None,
 ) -> None:
     """Run several methods over several seeds side by side in one engine.
 
-    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat datasets`.
+    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat data list`.
     """
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    settings = _settings(file, given)
+    settings = _settings(file, given, dataset_option or [])
     if seed is not None:
         settings["seed"] = _whole("seed", seed)
     settings.pop("method", None)
@@ -160,18 +168,41 @@ def list_methods() -> None:
     show_registry(out, SELECTORS)
 
 
-@app.command("datasets")
-def list_datasets() -> None:
-    """List the datasets, the partitions and the nets."""
-    for registry in (DATASETS, PARTITIONS, NETS):
-        show_registry(out, registry)
+@app.command("nets")
+def list_nets() -> None:
+    """List the nets."""
+    show_registry(out, NETS)
 
 
-def _settings(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's settings under those of the command line; a fraction that is given there beats a file's K."""
+@app.command("presets")
+def show_presets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="lab or paper; by default both")] = None,
+    dataset: Annotated[
+        str | None, typer.Argument(metavar="[DATASET]", help="one of its datasets; by default all")
+    ] = None,
+) -> None:
+    """Print presets as TOML; `fedcat presets lab cifar10 > mine.toml` is a settings file to start from."""
+    names, datasets = [name] if name else PRESETS, [dataset] if dataset else PRESET_DATASETS
+    texts = {f"{which} {data}": toml(preset(which, data)) for which in names for data in datasets}
+    headed = [f"# fedcat presets {title}\n{text}" for title, text in texts.items()]
+    out.print("\n".join(headed), end="", markup=False, soft_wrap=True)
+
+
+def _settings(file: Path | None, given: Mapping[str, Any], dataset_texts: list[str]) -> dict[str, Any]:
+    """Return a file's settings under those of the command line; a fraction that is given there beats a file's K.
+
+    A preset that is named on the command line beats the file as well, and a dataset that is named there leaves the
+    options of the file's behind.
+    """
     stored = read_toml(file) if file else {}
     if "fraction" in given:
         stored.pop("per_round", None)
+    dataset = given.get("dataset", stored.get("dataset", Settings.dataset))
+    if dataset != stored.get("dataset", Settings.dataset):
+        stored.pop("dataset_options", None)
+    if given.get("preset"):
+        stored = lay_over(stored, preset(given["preset"], dataset))
+    stored["dataset_options"] = dataset_table(dataset, stored.get("dataset_options", {}), dataset_texts)
     return {**stored, **given}
 
 
@@ -205,7 +236,7 @@ def _with_options(tables: Mapping[str, Any], methods: Sequence[str], texts: Sequ
                 raise SettingError(f"method {', '.join(methods)} has no options, got {name!r}")
             raise unknown(f"option of {', '.join(methods)}", name, every)
         for method in takers:
-            merged.setdefault(method, {})[name] = parse(name, text)
+            merged.setdefault(method, {})[name] = typed(name, text, known[method][name])
     return merged
 
 

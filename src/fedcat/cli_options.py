@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from fedcat.errors import SettingError
+from fedcat.errors import SettingError, unknown
 from fedcat.experiment import Settings, parse
+from fedcat.federation.datasets import DATASETS, dataset_options
 
 _PANELS = {
-    "data": ("dataset", "partition", "alpha", "shards", "min_samples", "partition_tries", "data_seed"),
-    "method": ("method", "devices", "fraction", "per_round", "rounds", "selector", "bound"),
+    "data": ("dataset", "data_dir", "partition", "alpha", "shards", "min_samples", "partition_tries", "data_seed"),
+    "method": ("preset", "method", "devices", "fraction", "per_round", "rounds", "selector", "bound"),
     "local training": ("net", "epochs", "batch_size", "lr", "momentum", "weight_decay", "clip"),
     "step size over rounds": ("lr_schedule", "lr_decay", "lr_every"),
     "evaluation": ("evaluate_every", "evaluate", "per_device"),
@@ -23,15 +24,19 @@ _PANELS = {
 }
 
 
-def with_settings(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command an option for every setting.
+def with_settings(
+    *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command an option for every setting, or for those that are named.
 
     The command is called with a keyword ``given``: a mapping of the settings that the user named.
     """
+    hidden = (*without, "options", "dataset_options")
+    names = [f.name for f in fields(Settings) if f.name not in hidden and (only is None or f.name in only)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
-        added = [_parameter(f.name) for f in fields(Settings) if f.name not in (*without, "options")]
+        added = [_parameter(name) for name in names]
 
         @wraps(command)
         def called(**values: Any) -> None:
@@ -84,3 +89,22 @@ def assignments(kind: str, texts: list[str], form: str = "NAME=VALUE") -> dict[s
             raise SettingError(f"{kind} must name {name} once, got it twice")
         found[name] = value.strip()
     return found
+
+
+def dataset_table(dataset: str, stored: Any, texts: list[str]) -> Any:
+    """Return the dataset's options of a settings file with those of the command line."""
+    named = assignments("dataset-option", texts)
+    if not named:
+        return stored
+    if not isinstance(stored, Mapping):
+        raise SettingError(f"dataset_options must be a table of options, got {stored!r}")
+    known = dataset_options(DATASETS.get(dataset))
+    for name in named:
+        if name not in known:
+            raise unknown(f"option of dataset {dataset}", name, known)
+    return {**stored, **{name: typed(name, text, known[name]) for name, text in named.items()}}
+
+
+def typed(name: str, text: str, default: Any) -> Any:
+    """Read an option's value from the text that a user typed; where the default is a text it stays one."""
+    return text if isinstance(default, str) else parse(name, text)

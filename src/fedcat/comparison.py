@@ -16,10 +16,11 @@ import numpy as np
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import Result, Watch, execute
 from fedcat.experiment import Settings
-from fedcat.methods import METHODS, options
-from fedcat.registry import name_of
+from fedcat.methods import METHODS
+from fedcat.options import options
+from fedcat.registry import name_of, part_label
 from fedcat.runs.folder import COMPARISON, check_free, write_text
-from fedcat.workshop import Prepared, Workshop, part_label
+from fedcat.workshop import Prepared, Workshop
 
 FIGURES = ("best", "last_five", "accuracy")
 LONG = 100

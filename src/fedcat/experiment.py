@@ -31,10 +31,14 @@ def _is(default: Any, help: str) -> Any:
 class Settings:
     """Everything that decides a run's numbers, and where they go."""
 
+    preset: str = _is("", "a named set of settings under those that are given: lab or paper, see `fedcat presets`")
     method: str = _is("fedcat", "the method, see `fedcat methods`, or module:Class")
-    dataset: str = _is("digits", "the dataset, see `fedcat datasets`, or module:function")
-    net: str = _is("", "the net, or module:function; by default the dataset's own")
-    partition: str = _is("dirichlet", "how the data is divided over devices, see `fedcat datasets`")
+    dataset: str = _is("digits", "the dataset, see `fedcat data list`, or module:function")
+    data_dir: str = _is(
+        "", "where to look for the dataset's files first; then in FEDCAT_DATA, then in the user's cache"
+    )
+    net: str = _is("", "the net, see `fedcat nets`, or module:function; by default the dataset's own")
+    partition: str = _is("dirichlet", "how the data is divided over devices, see `fedcat data list`")
     alpha: float = _is(0.5, "concentration of the Dirichlet partitions: the smaller, the more skewed")
     shards: int = _is(2, "shards a device gets in the partition shards")
     min_samples: int = _is(10, "the fewest samples that a device may hold")
@@ -55,7 +59,7 @@ class Settings:
     bound: float | None = _is(None, "the largest norm of a device's change that the server lets in")
     selector: str = _is("", "who trains next: uniform, by-samples or module:function; by default the method's own")
     seed: int = _is(0, "seed of all chance")
-    data_seed: int | None = _is(None, "seed of the partition alone; by default the seed")
+    data_seed: int | None = _is(None, "seed of the partition and of the dataset's own draws; by default the seed")
     evaluate_every: int = _is(10, "rounds between evaluations; the last round is always evaluated")
     evaluate: list[str] = _is([], "further models to evaluate: mean (of the copies), copies")
     per_device: bool = _is(False, "at the end, also the accuracy on each device's own data")
@@ -64,6 +68,7 @@ class Settings:
     dtype: str = _is("float32", "the type of all numbers: float32 or float64")
     exact: bool | None = _is(None, "the same bits whatever runs beside it; by default on a CPU, where it costs little")
     threads: int | None = _is(None, "threads that PyTorch uses on the CPU; by default its own choice")
+    dataset_options: dict[str, Any] = _is({}, "options of the dataset")
     options: dict[str, dict[str, Any]] = _is({}, "options of methods, by method")
 
     @property
@@ -103,6 +108,9 @@ class Settings:
         for method, table in self.options.items():
             if not isinstance(table, dict):
                 raise SettingError(f"options of method {method!r} must be a table, got {table!r}")
+        for name in self.dataset_options:
+            if not isinstance(name, str):
+                raise SettingError(f"dataset_options must name options by texts, got {name!r}")
         for model in self.evaluate:
             if model not in EXTRA_MODELS:
                 raise unknown("evaluate", model, EXTRA_MODELS)
@@ -110,13 +118,23 @@ class Settings:
 
     def toml(self) -> str:
         """Return the settings as a TOML file's text; what has no value is left out."""
-        plain = {k: v for k, v in asdict(self).items() if v is not None and k != "options"}
-        lines = [f"{name} = {_toml_value(value)}" for name, value in plain.items()]
-        for method, options in self.options.items():
-            lines += ["", f"[options.{_toml_key(method)}]"]
-            given = {name: value for name, value in options.items() if value is not None}
-            lines += [f"{_toml_key(name)} = {_toml_value(value)}" for name, value in given.items()]
-        return "\n".join(lines) + "\n"
+        return toml(asdict(self))
+
+
+def toml(values: Mapping[str, Any]) -> str:
+    """Return settings by name as a TOML file's text; what has no value is left out."""
+    tables = {"dataset_options": values.get("dataset_options") or {}}
+    tables |= {f"options.{_toml_key(method)}": table for method, table in values.get("options", {}).items()}
+    plain = {name: value for name, value in values.items() if name not in ("dataset_options", "options")}
+    lines = _toml_lines(plain)
+    for title, table in tables.items():
+        if table or title != "dataset_options":
+            lines += ["", f"[{title}]", *_toml_lines(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any]) -> list[str]:
+    return [f"{_toml_key(name)} = {_toml_value(value)}" for name, value in table.items() if value is not None]
 
 
 def make(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
@@ -177,7 +195,7 @@ _WORDS = {
     float: "a number",
     str: "a text",
     list: "a list of texts",
-    dict: "a table of methods' options",
+    dict: "a table of options",
 }
 
 

@@ -92,3 +92,10 @@ def name_of(part: object) -> str | None:
     if not module or not qualname or module == "__main__" or "<" in qualname:
         return None
     return f"{module}:{qualname}"
+
+
+def part_label(part: object) -> str:
+    """Return what to call a user's own object."""
+    inner = getattr(part, "func", part)
+    name = getattr(part, "name", None) or getattr(inner, "__name__", None) or type(part).__name__
+    return str(name).strip("<>")

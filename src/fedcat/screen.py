@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,11 @@ from rich.table import Table
 
 from fedcat.comparison import Line
 from fedcat.execute import Result
-from fedcat.methods import METHODS, options
+from fedcat.federation.datasets import DATASETS, dataset_options
+from fedcat.federation.federation import Federation
+from fedcat.federation.skew import Skew
+from fedcat.methods import METHODS
+from fedcat.options import options
 from fedcat.registry import Registry
 
 
@@ -80,6 +85,71 @@ def show_registry(console: Console, registry: Registry[Any]) -> None:
     for name, note in registry:
         table.add_row(name, note)
     console.print(table)
+
+
+def show_datasets(console: Console, found: Mapping[str, str]) -> None:
+    """Print the datasets, where those that are published were found, and their options."""
+    for name, note in DATASETS:
+        say(console, f"{name}: {note}")
+        if name in found:
+            say(console, f"  files: {found[name]}")
+        words = ", ".join(f"{option}={_option(value)}" for option, value in dataset_options(DATASETS.get(name)).items())
+        if words:
+            say(console, f"  options (-d NAME=VALUE): {words}")
+    console.print()
+
+
+def show_partition(console: Console, federation: Federation, skew: Skew, rows: int) -> None:
+    """Print a federation's figures, and the first devices with their class mixes."""
+    say(console, str(federation))
+    show_fields(
+        console,
+        {
+            "samples": "{:,.0f} to {:,.0f} a device, median {:,.0f}".format(*_low_high(skew.samples)),
+            "classes": "{:.0f} to {:.0f} a device, median {:.0f}; a mix is worth {:.1f} equal classes".format(
+                *_low_high(skew.classes), skew.effective_classes
+            ),
+            "skew": f"{skew.distance:.3f} mean total variation distance from the whole, 0 is none; "
+            f"the most frequent class is {100 * skew.largest_share:.0f} % of a device",
+        },
+    )
+    cells = [_device_row(console, federation, device) for device in range(min(rows, federation.devices))]
+    headings = ("device", "samples", "classes", "most frequent", "mix")
+    columns = list(zip(*([headings, *cells]), strict=True))
+    fits = sum(max(map(len, column)) + 2 for column in columns) - 2 <= console.width
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings if fits else headings[:-1]:
+        table.add_column(heading, justify="right" if heading in ("samples", "classes") else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*(row if fits else row[:-1]))
+    console.print(table)
+    if fits:
+        say(console, "mix: a column a class, in their order, the device's most frequent class at full height")
+    if rows < federation.devices:
+        say(console, f"and {federation.devices - rows:,} devices more: --rows 0 lists all")
+
+
+def _device_row(console: Console, federation: Federation, device: int) -> tuple[str, ...]:
+    """Return a device's name, samples, classes, most frequent class, and its class mix drawn in characters."""
+    counts = federation.class_counts[device]
+    most = int(counts.argmax())
+    name = federation.class_names[most] if federation.class_names else str(most)
+    label = federation.device_names[device] if federation.device_names else str(device)
+    levels = " ▁▂▃▄▅▆▇█" if console.encoding.lower().startswith("utf") else " 12345678"
+    mix = "".join(levels[math.ceil(8 * count / counts[most])] for count in counts)
+    share = f"{100 * counts[most] / counts.sum():3.0f} % {name}"
+    return label, f"{counts.sum():,}", str((counts > 0).sum()), share, mix
+
+
+def _low_high(spread: tuple[float, float, float]) -> tuple[float, float, float]:
+    low, median, high = spread
+    return low, high, median
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f"{v:g}" for v in value) + "]"
+    return _lower(value) if value != "" else "..."
 
 
 def size(count: float) -> str:

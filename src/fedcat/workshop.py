@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +14,18 @@ from fedcat.chance import Purpose, chance, torch_seed
 from fedcat.engines.engine import Engine
 from fedcat.errors import SettingError, unknown
 from fedcat.experiment import Settings, make
-from fedcat.federation.datasets import DATASETS, Dataset
+from fedcat.federation.datasets import DATASETS, GIVEN, NATURAL, Dataset, made_by, make_dataset
 from fedcat.federation.federation import Federation
+from fedcat.federation.partition import PARTITIONS
 from fedcat.federation.pool import Pool
 from fedcat.local import Task
-from fedcat.methods import METHODS, Context, Method, arguments, make_method, options
+from fedcat.methods import METHODS, Context, Method, make_method
 from fedcat.models.layout import Layout
-from fedcat.models.nets import NETS, check_outputs
+from fedcat.models.nets import NETS, check_outputs, net_builder
 from fedcat.models.traits import traits
-from fedcat.registry import name_of, takes
+from fedcat.options import arguments, plain_options
+from fedcat.presets import over_preset
+from fedcat.registry import name_of, part_label
 from fedcat.schedules import schedule
 from fedcat.selection import SELECTORS, Selector, from_part
 from fedcat.simulation import Simulation
@@ -72,15 +74,12 @@ class Workshop:
             Settings by name; `method`, `dataset`, `net` and `selector` may be a user's own objects. What is not
             given comes from the dataset's defaults, then from the general ones.
         """
-        plain, parts = _split(given)
-        data = self._data(parts.get("dataset", plain.get("dataset", Settings.dataset)))
-        settings = _resolved(plain, data)
+        settings, federation, parts = self._divided(given)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         device = find_device(settings.device)
         exact = device.type == "cpu" if settings.exact is None else settings.exact
         settings = replace(settings, exact=exact)
-        federation = self._federation(data, settings)
         net = parts.get("net") or NETS.get(_net_name(settings))
         builder = net_builder(net, federation.train.shape, federation.classes)
         layout, start = self._layout(net, builder, federation, settings, device)
@@ -102,25 +101,41 @@ class Workshop:
             notes.append(f"engine {name}: {why}")
         return Prepared(settings, simulation, federation, why, tuple(notes))
 
-    def _data(self, named: object) -> Dataset | Federation:
+    def divide(self, given: Mapping[str, Any]) -> tuple[Settings, Federation]:
+        """Return the settings and the federation that they describe; only what concerns the data is looked at."""
+        return self._divided(given)[:2]
+
+    def _divided(self, given: Mapping[str, Any]) -> tuple[Settings, Federation, dict[str, Any]]:
+        plain, parts = _split(over_preset(given, Settings.dataset))
+        _check_early(plain, parts)
+        data, dataset_options = self._data(parts.get("dataset", plain.get("dataset", Settings.dataset)), plain)
+        settings = _resolved(plain, data, "partition" in given)
+        settings = replace(settings, dataset_options=dataset_options)
+        return settings, self._federation(data, settings), parts
+
+    def _data(self, named: object, plain: Mapping[str, Any]) -> tuple[Dataset | Federation, dict[str, Any]]:
+        """Return the data and all options that it was made with."""
+        given = plain.get("dataset_options", {})
         if isinstance(named, (Dataset, Federation)):
-            return named
+            if given:
+                raise SettingError(f"dataset_options cannot be set: {named.name!r} is a dataset already, got {given!r}")
+            return named, {}
         if not isinstance(named, str) and not callable(named):
             raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got {named!r}")
-        if named not in self._datasets:
-            factory = DATASETS.get(named) if isinstance(named, str) else named
-            if not takes(factory):
-                raise SettingError(f"dataset {named!r} must be a function without arguments")
-            found = factory()
-            if not isinstance(found, (Dataset, Federation)):
-                raise SettingError(f"dataset {named!r} must give a Dataset or a Federation, got {type(found).__name__}")
-            self._datasets[named] = found
-        return self._datasets[named]
+        factory = DATASETS.get(named) if isinstance(named, str) else named
+        name = named if isinstance(named, str) else part_label(named)
+        checked = make({key: plain[key] for key in ("data_dir", "seed", "data_seed") if key in plain})
+        ready = made_by(factory, name, data_dir=checked.data_dir, seed=data_seed(checked), given=given)
+        key = (named, repr(sorted(ready.items())))
+        if key not in self._datasets:
+            self._datasets[key] = make_dataset(factory, name, ready)
+        defaults = {key: value for key, value in plain_options(factory).items() if key not in GIVEN}
+        return self._datasets[key], {**defaults, **given}
 
     def _federation(self, data: Dataset | Federation, settings: Settings) -> Federation:
         if isinstance(data, Federation):
             return data
-        seed = settings.seed if settings.data_seed is None else settings.data_seed
+        seed = data_seed(settings)
         words = (settings.partition, settings.devices, settings.alpha, settings.shards)
         key = (data, seed, *words, settings.min_samples, settings.partition_tries)
         if key not in self._federations:
@@ -186,27 +201,6 @@ def find_device(name: str) -> torch.device:
         raise SettingError(f"device {name!r} cannot be used ({first}): use auto, cpu, cuda or cuda:0") from error
 
 
-def net_builder(part: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
-    """Return what makes a net: of a net itself, or of a class or function that takes nothing or (shape, classes)."""
-    if isinstance(part, nn.Module):
-        module = part
-        return lambda: deepcopy(module)
-    if not callable(part):
-        raise SettingError(f"net must be a name, a torch.nn.Module or a function that makes one, got {part!r}")
-    factory = part
-    arguments: tuple[object, ...] = () if takes(factory) else (shape, classes)
-    if not takes(factory, *arguments):
-        raise SettingError(f"net {part_label(part)} must take nothing or (shape of an input, number of classes)")
-
-    def build() -> nn.Module:
-        net = factory(*arguments)
-        if not isinstance(net, nn.Module):
-            raise SettingError(f"net must be a torch.nn.Module, got {type(net).__name__} from {part_label(part)}")
-        return net
-
-    return build
-
-
 def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide what was given into plain settings and a user's own objects, each named in the settings as well."""
     plain, parts = dict(given), {}
@@ -218,16 +212,34 @@ def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return plain, parts
 
 
-def part_label(part: object) -> str:
-    """Return what to call a user's own object."""
-    inner = getattr(part, "func", part)
-    name = getattr(part, "name", None) or getattr(inner, "__name__", None) or type(part).__name__
-    return str(name).strip("<>")
+def _check_early(plain: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    """Raise for what is wrong whatever the data is, before any of it is loaded or downloaded."""
+    general = make({name: value for name, value in plain.items() if name != "per_round"})
+    for name, registry in (("method", METHODS), ("net", NETS), ("selector", SELECTORS), ("partition", PARTITIONS)):
+        value = getattr(general, name)
+        if name not in parts and value not in ("", "given"):
+            registry.get(value)
 
 
-def _resolved(plain: Mapping[str, Any], data: Dataset | Federation) -> Settings:
+def data_seed(settings: Settings) -> int:
+    """Return the seed of the partition and of the dataset's own draws."""
+    return settings.seed if settings.data_seed is None else settings.data_seed
+
+
+def _resolved(plain: Mapping[str, Any], data: Dataset | Federation, partition_given: bool) -> Settings:
+    """Return the settings with the dataset's defaults; what would have no effect on data with owners is refused."""
     if isinstance(data, Dataset):
-        return make(plain, data.defaults)
+        defaults = dict(data.defaults)
+        if defaults.get("partition") == NATURAL and plain.get("partition", NATURAL) != NATURAL:
+            defaults = {n: v for n, v in defaults.items() if n not in ("partition", "devices", "min_samples")}
+        settings = make(plain, defaults)
+        vain = [name for name in ("alpha", "shards") if name in plain]
+        if vain and settings.partition == NATURAL and not partition_given:
+            raise SettingError(
+                f"{vain[0]} has no effect on {data.name!r}, whose devices are the owners of its samples: "
+                "name a partition that takes it, such as dirichlet, or leave it out"
+            )
+        return settings
     divided = [name for name in ("partition", "alpha", "shards", "min_samples", "data_seed") if name in plain]
     if divided and plain.get("partition") != "given":
         raise SettingError(f"{divided[0]} cannot be set: the federation {data.name!r} is divided over devices already")
@@ -249,8 +261,8 @@ def _method(
     """Return the method, and the settings with its options' defaults filled in."""
     factory = parts.get("method") or METHODS.get(settings.method)
     given = _options(settings, factory)
-    ready = arguments(settings.method, factory, given)
-    plain = {n: v for n, v in options(factory).items() if isinstance(v, (bool, int, float, str))}
+    ready = arguments("method", settings.method, factory, given)
+    plain = plain_options(factory)
     if plain or given:
         settings = replace(settings, options={**settings.options, settings.method: {**plain, **given}})
     context = Context(

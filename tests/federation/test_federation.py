@@ -3,9 +3,10 @@ import pytest
 import torch
 
 from fedcat.errors import SettingError
-from fedcat.federation.datasets import DATASETS, Dataset, digits
+from fedcat.federation.datasets import DATASETS, Dataset
 from fedcat.federation.federation import Federation
 from fedcat.federation.pool import Normalise, Pool
+from fedcat.federation.published import digits
 
 
 def pool(n, shape=(2,), classes=3, seed=0):

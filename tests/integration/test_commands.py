@@ -20,22 +20,6 @@ SHORT = ["--devices", "20", "--rounds", "3", "--epochs", "1", "--evaluate-every"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-@pytest.fixture
-def fedcat_command(tmp_path, monkeypatch, capsys):
-    """Return a function that runs a command in an empty folder and gives exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedcat", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return call
-
-
 def test_version(fedcat_command):
     assert fedcat_command("--version") == (0, f"fedcat {fedcat.__version__}\n", "")
 
@@ -127,9 +111,9 @@ def test_lists(fedcat_command):
     code, out, _ = fedcat_command("methods")
     assert code == 0
     assert all(word in out for word in ("fedavg", "fedcat-gc", "epsilon=0.5", "by-samples"))
-    code, out, _ = fedcat_command("datasets")
+    code, out, _ = fedcat_command("nets")
     assert code == 0
-    assert all(word in out for word in ("digits", "dirichlet-hsu", "mcmahan-cifar"))
+    assert all(word in out for word in ("digits-cnn", "lab-femnist", "mcmahan-cifar"))
 
 
 def test_help_explains_every_setting(fedcat_command):
@@ -169,6 +153,33 @@ BAD = [
     (run_with("--rouns", "3"), "No such option: --rouns"),
     (run_with("typed.toml"), "method must be a text, got 5"),
     (run_with("tables.toml"), "options must be a table of methods' options, got 5"),
+    (run_with("-d", "labels=fine"), "unknown option of dataset digits 'labels'"),
+    (run_with("-d", "labels"), "dataset-option must be written NAME=VALUE, got 'labels'"),
+    (run_with("--dataset", "cifar100", "-d", "labls=fine"), "did you mean 'labels'?"),
+    (
+        run_with("--dataset", "cifar100", "-d", "labels=rough"),
+        "unknown cifar100.labels 'rough': known are coarse, fine",
+    ),
+    (run_with("--dataset", "femnist", "-d", "writers=many"), "femnist.writers must be a whole number, got 'many'"),
+    (
+        run_with("--dataset", "mnist", "--data-dir", "nowhere"),
+        "data_dir must name a folder that is there, got 'nowhere'",
+    ),
+    (run_with("--dataset", "mnist", "--data-dir", "nowhere", "--alpha", "0"), "alpha must be > 0, got 0"),
+    (run_with("--dataset", "npz"), "dataset 'npz' needs its option path: -d path=..."),
+    (run_with("--dataset", "folder", "-d", "path=5"), "folder.path must name a folder of class-named folders, got '5'"),
+    (run_with("--preset", "lba", "--dataset", "mnist"), "unknown preset 'lba': did you mean 'lab'?"),
+    (
+        run_with("--preset", "lab"),
+        "preset 'lab' must be used with one of its datasets, mnist, cifar10, cifar100, femnist",
+    ),
+    (run_with("--partition", "natural"), "partition 'natural' needs data whose samples have owners"),
+    (["presets", "lab", "digits"], "preset 'lab' must be used with one of its datasets"),
+    (["data", "get", "digits"], "dataset 'digits' is nothing to download"),
+    (["data", "get", "mnits"], "unknown dataset to download 'mnits': did you mean 'mnist'?"),
+    (["data", "show", "digits", "--out", "a.bmp"], "the picture's name must end in .png, .svg, .pdf, got 'a.bmp'"),
+    (["data", "show", "digit"], "unknown dataset 'digit': did you mean 'digits'?"),
+    (["data", "show", "digits", "--alpha", "0"], "alpha must be > 0, got 0"),
     (["compare", "reserved.toml"], "unknown setting 'seeds': did you mean 'seed'?"),
     (["compare", "--seeds", "two"], "seeds must be a whole number, got 'two'"),
     (["compare", "--sweep", "alpha"], "sweep must be written NAME=A,B,..., got 'alpha'"),

@@ -1,21 +1,25 @@
-"""Datasets by name, and a user's own arrays."""
+"""Datasets: training and test samples that are not yet divided over devices, and their registry."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedcat.chance import Purpose, chance
 from fedcat.errors import SettingError
 from fedcat.federation.federation import Federation
 from fedcat.federation.partition import Ints, partition
 from fedcat.federation.pool import Normalise, Pool
-from fedcat.registry import Registry
+from fedcat.options import arguments, options
+from fedcat.registry import Registry, part_label, takes
+
+NATURAL = "natural"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,12 @@ class Dataset:
         The number of classes.
     defaults : mapping
         Settings that suit this dataset better than the general ones, among them its net.
+    owner : numpy.ndarray, optional
+        The owner of each training sample, from 0: the devices of the partition ``natural``.
+    owner_names : sequence of str
+        What the owners are called; empty where they have no names.
+    class_names : sequence of str
+        What the classes are called; empty where they have no names.
     """
 
     name: str
@@ -39,11 +49,14 @@ class Dataset:
     test: Pool
     classes: int
     defaults: Mapping[str, object] = field(default_factory=dict)
+    owner: Ints | None = None
+    owner_names: Sequence[str] = ()
+    class_names: Sequence[str] = ()
 
     def divide(
         self,
-        devices: int,
-        partition: str = "dirichlet",
+        devices: int | None = None,
+        partition: str | None = None,
         *,
         seed: int = 0,
         alpha: float = 0.5,
@@ -51,7 +64,22 @@ class Dataset:
         min_samples: int = 1,
         tries: int = 1000,
     ) -> Federation:
-        """Divide the training samples over devices; the parameters are those of `partition`."""
+        """Divide the training samples over devices.
+
+        Parameters
+        ----------
+        devices : int, optional
+            The number of devices; in the partition ``natural`` it is the number of owners and need not be said.
+        partition : str, optional
+            How; by default ``natural`` where the samples have owners, else ``dirichlet``.
+        seed, alpha, shards, min_samples, tries
+            See `fedcat.partition`.
+        """
+        partition = partition or (NATURAL if self.owner is not None else "dirichlet")
+        if partition == NATURAL and self.owner is not None:
+            return self._natural(devices, min_samples)
+        if devices is None:
+            raise SettingError(f"devices must be given for the partition {partition!r}")
         labels: Ints = self.train.y.cpu().numpy()
         owner = _partition(
             partition,
@@ -63,7 +91,32 @@ class Dataset:
             min_samples=min_samples,
             tries=tries,
         )
-        return Federation(self.train, self.test, owner, self.classes, devices, self.name)
+        return Federation(self.train, self.test, owner, self.classes, devices, self.name, class_names=self.class_names)
+
+    def _natural(self, devices: int | None, min_samples: int) -> Federation:
+        assert self.owner is not None
+        owners = int(self.owner.max()) + 1
+        if devices not in (None, owners):
+            raise SettingError(
+                f"devices must be {owners}, the owners of the samples of {self.name!r} (partition 'natural'), "
+                f"got {devices}"
+            )
+        made = Federation(
+            self.train,
+            self.test,
+            self.owner,
+            self.classes,
+            owners,
+            self.name,
+            device_names=self.owner_names,
+            class_names=self.class_names,
+        )
+        if made.sizes.min() < min_samples:
+            raise SettingError(
+                f"min_samples must be at most {made.sizes.min()}, the samples of the smallest owner of {self.name!r}, "
+                f"got {min_samples}"
+            )
+        return made
 
     @classmethod
     def from_arrays(
@@ -72,12 +125,14 @@ class Dataset:
         y: object,
         test: tuple[object, object] | None = None,
         *,
+        owner: object = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         classes: int | None = None,
         normalise: Normalise | None = None,
         name: str = "custom",
         defaults: Mapping[str, object] | None = None,
+        class_names: Sequence[str] = (),
     ) -> Dataset:
         """Make a dataset of a user's arrays.
 
@@ -86,7 +141,11 @@ class Dataset:
         x, y : array_like
             Inputs [samples, ...] and class numbers [samples].
         test : pair of array_like, optional
-            Test inputs and labels. Without it `test_fraction` of the samples is set apart at random by `seed`.
+            Test inputs and labels. Without it `test_fraction` of the samples is set apart at random by `seed`; of
+            each owner's samples where they have owners, who keep at least one to train on.
+        owner : array_like, optional
+            Whose each sample of `x` is, as numbers or texts. Owners become the devices, unless another partition is
+            asked for.
         test_fraction : float
             The share that becomes the test set where `test` is not given.
         seed : int
@@ -99,50 +158,123 @@ class Dataset:
             What the dataset is called.
         defaults : mapping, optional
             Settings that suit it, such as ``{"net": ..., "devices": 20}``.
+        class_names : sequence of str, optional
+            What the classes are called.
         """
         train = Pool(x, y, normalise)
+        owners, owner_names = (None, ()) if owner is None else _owners(owner, len(train))
         if test is None:
-            if not 0 < test_fraction < 1:
-                raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction:g}")
-            order = chance(seed, Purpose.SPLIT).permutation(len(train))
-            cut = math.ceil(test_fraction * len(train) - 1e-9)
-            if not 0 < cut < len(train):
-                raise SettingError(f"test_fraction {test_fraction:g} of {len(train)} samples leaves a part empty")
-            held = Pool(train.x[order[:cut]], train.y[order[:cut]], normalise)
-            train = Pool(train.x[order[cut:]], train.y[order[cut:]], normalise)
+            train, held, kept = _split(train, owners, test_fraction, seed)
+            owners = owners if owners is None else owners[kept]
         else:
             held = Pool(*test, normalise)
+        own: dict[str, object] = {}
+        if owners is not None:
+            sizes = np.bincount(owners)
+            own = {"partition": NATURAL, "devices": len(sizes), "min_samples": int(sizes.min())}
         most = int(max(train.y.max(), held.y.max())) + 1
-        return cls(name, train, held, most if classes is None else classes, defaults or {})
+        classes = max(most, len(class_names)) if classes is None else classes
+        return cls(name, train, held, classes, {**own, **(defaults or {})}, owners, owner_names, tuple(class_names))
+
+    @classmethod
+    def from_torch(cls, train: Any, test: Any = None, *, owner: object = None, **given: Any) -> Dataset:
+        """Make a dataset of a ``torch.utils.data.Dataset``; see `fedcat.federation.own.from_torch`."""
+        from fedcat.federation.own import from_torch
+
+        return from_torch(train, test, owner=owner, **given)
+
+    @classmethod
+    def from_folder(cls, path: Any, **given: Any) -> Dataset:
+        """Make a dataset of a folder of class-named folders of images; see `fedcat.federation.own.from_folder`."""
+        from fedcat.federation.own import from_folder
+
+        return from_folder(path, **given)
 
 
 _partition = partition
 
-DATASETS: Registry[Callable[[], Dataset]] = Registry("dataset")
+
+def _owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
+    """Return each sample's owner as a number, and the owners' names in the order of the numbers."""
+    array = owner.detach().cpu().numpy() if isinstance(owner, Tensor) else np.asarray(owner)
+    if array.shape != (samples,) or array.dtype.kind not in "iuUS":
+        raise SettingError(
+            f"owner must hold one number or text for each of the {samples} samples, "
+            f"got shape {array.shape} of {array.dtype}"
+        )
+    names, owners = np.unique(array, return_inverse=True)
+    return owners.astype(np.int64), tuple(str(name) for name in names)
 
 
-@DATASETS.register(
-    "digits",
-    "1,797 handwritten digits of 8 x 8 pixels (UCI), in the package: 1,437 to train, 360 to test; "
-    "by default 50 devices, min_samples 1, batch_size 10, lr 0.05, 100 rounds",
-)
-@cache
-def digits() -> Dataset:
-    """Load the digits that are part of the package."""
-    with resources.files("fedcat.federation").joinpath("digits.npz").open("rb") as file:
-        stored = np.load(file, allow_pickle=False)
-        images, labels = stored["images"], stored["labels"]
-    return Dataset.from_arrays(
-        images[:, None],
-        labels,
-        normalise=Normalise(scale=16.0, mean=(0.3053,), std=(0.3761,)),
-        name="digits",
-        defaults={
-            "net": "digits-cnn",
-            "devices": 50,
-            "min_samples": 1,
-            "batch_size": 10,
-            "lr": 0.05,
-            "rounds": 100,
-        },
-    )
+def _split(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints]:
+    """Set a share of the samples apart; return what is left, what was set apart, and the positions of the former."""
+    if not 0 < fraction < 1:
+        raise SettingError(f"test_fraction must lie between 0 and 1, got {fraction:g}")
+    order = chance(seed, Purpose.SPLIT).permutation(len(train))
+    if owners is None:
+        cut = math.ceil(fraction * len(train) - 1e-9)
+        held, kept = order[:cut], order[cut:]
+    else:
+        order = order[np.argsort(owners[order], kind="stable")]
+        sizes = np.bincount(owners)
+        rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        quota = np.minimum(np.rint(fraction * sizes), sizes - 1)
+        test = rank < np.repeat(quota, sizes)
+        held, kept = order[test], order[~test]
+    if not len(held) or not len(kept):
+        raise SettingError(f"test_fraction {fraction:g} of {len(train)} samples leaves a part empty")
+    rest, apart = (Pool(train.x[part], train.y[part], train.normalise) for part in map(torch.from_numpy, (kept, held)))
+    return rest, apart, kept
+
+
+Factory = Callable[..., "Dataset | Federation"]
+"""Makes a dataset. Its parameters with a default are the dataset's options; one called ``data_dir`` is given the
+folder that the user named, one called ``seed`` the seed of the partition."""
+
+DATASETS: Registry[Factory] = Registry("dataset")
+GIVEN = ("data_dir", "seed")
+
+
+def dataset_options(factory: Factory) -> dict[str, Any]:
+    """Return a dataset's own options and their defaults."""
+    return {name: value for name, value in options(factory).items() if name not in GIVEN}
+
+
+def made_by(factory: Factory, name: str, *, data_dir: str, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with which `factory` makes the dataset that the settings describe."""
+    for taken in GIVEN:
+        if taken in given:
+            raise SettingError(f"{taken} is a setting of its own, not an option of dataset {name!r}")
+    ready = arguments("dataset", name, factory, given)
+    known = options(factory)
+    here = {key: value for key, value in (("data_dir", data_dir), ("seed", seed)) if key in known}
+    return {**ready, **here}
+
+
+def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Dataset | Federation:
+    """Make a dataset; what is none is refused."""
+    if not callable(factory) or not takes(factory, **ready):
+        raise SettingError(f"dataset {name!r} must be a function whose arguments all have defaults")
+    found = factory(**ready)
+    if not isinstance(found, (Dataset, Federation)):
+        raise SettingError(f"dataset {name!r} must give a Dataset or a Federation, got {type(found).__name__}")
+    return found
+
+
+def load_dataset(name: str | Factory, *, data_dir: str = "", seed: int = 0, **given: Any) -> Dataset | Federation:
+    """Load a dataset by its name.
+
+    Parameters
+    ----------
+    name : str or callable
+        One of `DATASETS`, ``module:function``, or a function.
+    data_dir : path
+        Where to look for its files before all other places.
+    seed : int
+        What its own draws are made by, such as FEMNIST's choice of writers.
+    **given
+        Its options.
+    """
+    factory = DATASETS.get(name) if isinstance(name, str) else name
+    label = name if isinstance(name, str) else part_label(name)
+    return make_dataset(factory, label, made_by(factory, label, data_dir=str(data_dir), seed=seed, given=given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +32,8 @@ class Federation:
         The number of devices; by default one more than the largest owner.
     name : str
         What the data is called in reports.
+    device_names, class_names : sequence of str
+        What the devices and the classes are called; empty where they have no names.
     """
 
     def __init__(
@@ -41,6 +44,9 @@ class Federation:
         classes: int | None = None,
         devices: int | None = None,
         name: str = "custom",
+        *,
+        device_names: Sequence[str] = (),
+        class_names: Sequence[str] = (),
     ) -> None:
         owners = np.asarray(owner)
         if owners.shape != (len(train),) or owners.dtype.kind not in "iu":
@@ -62,6 +68,13 @@ class Federation:
         if self.sizes.min() == 0:
             empty = int(np.argmin(self.sizes))
             raise SettingError(f"owner gives device {empty} no training sample: every device must hold one")
+        self.device_names, self.class_names = tuple(device_names), tuple(class_names)
+        for kind, names, count in (
+            ("device_names", self.device_names, self.devices),
+            ("class_names", self.class_names, self.classes),
+        ):
+            if names and len(names) != count:
+                raise SettingError(f"{kind} must hold {count} names, got {len(names)}")
         self._order: Ints = np.argsort(owners, kind="stable")
         self._starts: Ints = np.concatenate([[0], np.cumsum(self.sizes)])
 

@@ -186,3 +186,9 @@ def shards(draw: Draw) -> Ints:
     owner = np.empty(len(order), dtype=np.int64)
     owner[order] = owner_of_piece[piece]
     return owner
+
+
+@PARTITIONS.register("natural", "every sample stays with its owner; for data that has owners, such as femnist")
+def natural(draw: Draw) -> Ints:
+    """Refuse: data that has owners is divided without a draw, by `Dataset.divide`."""
+    raise SettingError("partition 'natural' needs data whose samples have owners: this dataset has none")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fedcat.errors import SettingError, unknown
+from fedcat.errors import SettingError
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedcat import FedCat
 from fedcat.methods.method import Context, Method
@@ -30,26 +29,6 @@ METHODS.add(
 )
 
 
-def options(factory: Factory) -> dict[str, Any]:
-    """Return a method's options and their defaults, under the names that users write."""
-    return {name: p.default for name, p in _parameters(factory).items()}
-
-
-def arguments(name: str, factory: Factory, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options that a user gave and return them as keyword arguments of the method."""
-    if not isinstance(given, Mapping):
-        raise SettingError(f"options of method {name!r} must be a table, got {given!r}")
-    known = _parameters(factory)
-    ready = {}
-    for key, value in given.items():
-        if key not in known:
-            if not known:
-                raise SettingError(f"method {name!r} has no options, got {key!r}")
-            raise unknown(f"option of {name}", key, known)
-        ready[known[key].name] = _fitted(f"{name}.{key}", value, known[key].default)
-    return ready
-
-
 def make_method(name: str, factory: Factory, context: Context, given: Mapping[str, Any]) -> Method:
     """Make a method; what is no method is refused."""
     missing = ", ".join(sorted(getattr(factory, "__abstractmethods__", ())))
@@ -63,29 +42,4 @@ def make_method(name: str, factory: Factory, context: Context, given: Mapping[st
     return made
 
 
-def _parameters(factory: Factory) -> dict[str, inspect.Parameter]:
-    """Return the parameters with a default, without the underscore that keeps a name from being a keyword."""
-    try:
-        found = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {p.name.rstrip("_"): p for p in found if p.kind in kinds and p.default is not inspect.Parameter.empty}
-
-
-def _fitted(name: str, value: Any, default: Any) -> Any:
-    """Return `value` in the type of `default`, or say what type it must have."""
-    if default is None:
-        return value
-    kind = type(default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is tuple and isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        raise SettingError(f"{name} must be {words.get(kind, kind.__name__)}, got {value!r}")
-    return value
-
-
-__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "arguments", "make_method", "options"]
+__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "make_method"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
 from fedcat.errors import SettingError
-from fedcat.registry import Registry
+from fedcat.registry import Registry, part_label, takes
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """Makes a net for inputs of a shape (without the batch) and a number of classes."""
@@ -149,3 +150,24 @@ def check_outputs(net: nn.Module, sample: Tensor, classes: int) -> None:
             f"net {name} gives an output of shape {got}, the dataset has {classes} classes: "
             f"its output must have shape ({classes},)"
         )
+
+
+def net_builder(part: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    """Return what makes a net: of a net itself, or of a class or function that takes nothing or (shape, classes)."""
+    if isinstance(part, nn.Module):
+        module = part
+        return lambda: deepcopy(module)
+    if not callable(part):
+        raise SettingError(f"net must be a name, a torch.nn.Module or a function that makes one, got {part!r}")
+    factory = part
+    arguments: tuple[object, ...] = () if takes(factory) else (shape, classes)
+    if not takes(factory, *arguments):
+        raise SettingError(f"net {part_label(part)} must take nothing or (shape of an input, number of classes)")
+
+    def build() -> nn.Module:
+        net = factory(*arguments)
+        if not isinstance(net, nn.Module):
+            raise SettingError(f"net must be a torch.nn.Module, got {type(net).__name__} from {part_label(part)}")
+        return net
+
+    return build

@@ -1,0 +1,147 @@
+"""`fedcat data` and runs on published datasets, as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from server import serve
+from small_data import mnist_files, mnist_source, write
+
+from fedcat.sources import download
+from fedcat.sources.catalogue import SOURCES
+
+SHORT = ["--devices", "6", "--min-samples", "1", "--rounds", "2", "--epochs", "1"]
+
+
+@pytest.fixture
+def mnist(monkeypatch, tmp_path_factory):
+    """Return a folder with a small MNIST, which is what `mnist` means here."""
+    files = mnist_files()
+    monkeypatch.setitem(SOURCES, "mnist", mnist_source(files))
+    return write(tmp_path_factory.mktemp("data") / "mnist", files).parent
+
+
+def test_list_says_where_files_are(fedcat_command, mnist):
+    code, out, err = fedcat_command("data", "list", "--data-dir", str(mnist))
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[lines.index(next(x for x in lines if x.startswith("mnist:"))) + 1] == f"  files: {mnist / 'mnist'}"
+    assert (
+        "not found: would be downloaded" in lines[lines.index(next(x for x in lines if x.startswith("cifar10:"))) + 1]
+    )
+    assert "labels=coarse" in out
+    assert "dirichlet-hsu" in out
+
+
+def test_show_prints_figures_and_draws(fedcat_command, mnist):
+    code, out, _ = fedcat_command("data", "show", "mnist", "--alpha", "0.3", *SHORT[:4], "--data-dir", str(mnist))
+    assert code == 0
+    assert out.startswith("mnist: 6 devices, 120 training and 30 test samples, 10 classes\n")
+    assert "mean total variation distance" in out
+    assert "picture: mnist-dirichlet-0.3.png" in out
+    assert Path("mnist-dirichlet-0.3.png").stat().st_size > 10_000
+
+
+def test_show_writes_a_table_and_takes_options(fedcat_command):
+    words = ["--partition", "iid", "--devices", "7", "--rows", "2", "--out", "a.svg", "--csv", "a.csv"]
+    code, out, _ = fedcat_command("data", "show", "digits", *words)
+    assert code == 0
+    assert "and 5 devices more: --rows 0 lists all" in out
+    with Path("a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sum(int(row["samples"]) for row in rows) == 1437
+    assert all(sum(int(row[str(c)]) for c in range(10)) == int(row["samples"]) for row in rows)
+    assert Path("a.svg").exists()
+    code, _, err = fedcat_command("data", "show", "digits", "--csv", "nowhere/a.csv")
+    assert (code, err) == (2, "error: csv file 'nowhere/a.csv' cannot be written: No such file or directory\n")
+
+
+def test_get_downloads_once_and_a_run_finds_it(fedcat_command, mnist, monkeypatch, own_cache):
+    files = {path.name: path.read_bytes() for path in (mnist / "mnist").iterdir()}
+    packed = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in files.items()}
+    with serve(packed) as served:
+        monkeypatch.setitem(SOURCES, "mnist", mnist_source(files, served.address))
+        code, out, err = fedcat_command("data", "get", "mnist", "--data-dir", "new/folder")
+        assert (code, out) == (0, "mnist: 120 train, 30 test samples, verified, from new/folder/mnist\n")
+        assert err.count("downloading ") == 4
+        assert len(served.asked) == 4
+        code, _, err = fedcat_command("data", "get", "mnist", "--data-dir", "new/folder")
+        assert (code, err, len(served.asked)) == (0, "", 4)
+        code, _, err = fedcat_command("run", "--dataset", "mnist", *SHORT)
+        assert (code, len(served.asked)) == (0, 8)
+        assert (own_cache / "mnist" / "train-images-idx3-ubyte.gz").exists()
+
+
+def test_without_a_network_one_line_says_what_to_do(fedcat_command, monkeypatch, own_cache, mnist):
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    code, out, err = fedcat_command("run", "--dataset", "mnist")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith(f"error: dataset 'mnist' is not in {own_cache} and cannot be downloaded (http://127.0.0.1:9/")
+    assert "by hand: put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte" in err
+    assert not own_cache.exists() or not [p for p in own_cache.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-1], "has 94,095 bytes, the published file has 94,096 (it is cut off)"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "it is damaged, or another file"),
+        (lambda content: b"hello", "has 5 bytes, the published file has 94,096 (it is cut off)"),
+    ],
+)
+def test_a_damaged_file_is_one_line(fedcat_command, mnist, own_cache, damage, message):
+    path = mnist / "mnist" / "train-images-idx3-ubyte"
+    path.write_bytes(damage(path.read_bytes()))
+    code, out, err = fedcat_command("run", "--dataset", "mnist", "--data-dir", str(mnist))
+    assert (code, out) == (2, "")
+    told = [line for line in err.splitlines() if not line.startswith("preparing")]
+    assert len(told) == 1
+    assert told[0].startswith(f"error: {path} has ")
+    assert message in told[0]
+    assert not (own_cache / "prepared").exists()
+
+
+def test_a_run_with_a_preset_and_again_from_its_file(fedcat_command, mnist):
+    place = ["--data-dir", str(mnist)]
+    words = ["run", "--preset", "paper", "--dataset", "mnist", *place, *SHORT, "--out", "a"]
+    assert fedcat_command(*words, "-d", "mean=[0.5]")[0] == 0
+    settings = tomllib.loads(Path("a/settings.toml").read_text())
+    assert (settings["preset"], settings["net"], settings["momentum"]) == ("paper", "mcmahan-mnist", 0.9)
+    assert settings["dataset_options"] == {"mean": [0.5], "std": [0.3081]}
+    assert fedcat_command("run", "a/settings.toml", "--out", "b")[0] == 0
+    assert Path("a/settings.toml").read_text() == Path("b/settings.toml").read_text()
+    scores = [json.loads(Path(f, "run.json").read_text())["accuracy"] for f in "ab"]
+    assert scores[0] == scores[1]
+    assert fedcat_command("run", "a/settings.toml", "--preset", "lab", *SHORT, "--out", "c")[0] == 0
+    settings = tomllib.loads(Path("c/settings.toml").read_text())
+    assert (settings["net"], settings["momentum"], settings["rounds"]) == ("lab-mnist", 0.5, 2)
+
+
+def test_another_dataset_leaves_the_options_of_the_files_behind(fedcat_command, mnist):
+    Path("a.toml").write_text('dataset = "cifar100"\n[dataset_options]\nlabels = "fine"\n')
+    assert fedcat_command("run", "a.toml", "--dataset", "mnist", "--data-dir", str(mnist), *SHORT)[0] == 0
+
+
+def test_presets_are_settings_files(fedcat_command, mnist):
+    code, out, _ = fedcat_command("presets")
+    assert code == 0
+    assert out.count("# fedcat presets ") == 8
+    code, out, _ = fedcat_command("presets", "lab", "mnist")
+    Path("lab.toml").write_text(out)
+    assert tomllib.loads(out)["net"] == "lab-mnist"
+    assert fedcat_command("run", "lab.toml", "--data-dir", str(mnist), *SHORT)[0] == 0
+    assert fedcat_command("presets", "paper")[1].count("# fedcat presets paper ") == 4
+
+
+def test_compare_sweeps_presets(fedcat_command, mnist):
+    words = ["--sweep", "preset=lab,paper", "--seeds", "1", "--methods", "fedavg", "--out", "c"]
+    code, _, _ = fedcat_command("compare", "--dataset", "mnist", "--data-dir", str(mnist), *words, *SHORT)
+    assert code == 0
+    nets = [tomllib.loads(path.read_text())["net"] for path in sorted(Path("c").glob("*/settings.toml"))]
+    assert nets == ["lab-mnist", "mcmahan-mnist"]

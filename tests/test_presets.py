@@ -1,0 +1,82 @@
+import tomllib
+
+import pytest
+
+import fedcat
+from fedcat.errors import SettingError
+from fedcat.experiment import Settings, make, toml
+from fedcat.federation.datasets import DATASETS, dataset_options
+from fedcat.methods import METHODS
+from fedcat.models.nets import NETS
+from fedcat.options import options
+from fedcat.presets import PRESET_DATASETS, PRESETS, lay_over, over_preset, preset
+
+ALL = [(name, dataset) for name in PRESETS for dataset in PRESET_DATASETS]
+
+
+@pytest.mark.parametrize(("name", "dataset"), ALL)
+def test_every_preset_is_made_of_settings_that_there_are(name, dataset):
+    found = preset(name, dataset)
+    assert make(found).check().preset == name
+    assert found["net"] in NETS
+    assert found["dataset_options"].keys() <= dataset_options(DATASETS.get(dataset)).keys()
+    for method, table in found["options"].items():
+        assert table.keys() <= options(METHODS.get(method)).keys()
+    assert tomllib.loads(toml(found)) == found
+
+
+def test_the_presets_are_what_was_decided():
+    lab, paper = preset("lab", "cifar10"), preset("paper", "cifar10")
+    assert (lab["net"], lab["momentum"], lab["rounds"]) == ("lab-cifar", 0.5, 1000)
+    assert (paper["net"], paper["momentum"], paper["rounds"]) == ("mcmahan-cifar", 0.9, 1000)
+    for found in (lab, paper):
+        assert (found["lr"], found["batch_size"], found["epochs"]) == (0.01, 50, 5)
+        assert (found["partition"], found["devices"], found["fraction"]) == ("dirichlet", 100, 0.1)
+    assert preset("paper", "femnist")["net"] == "mcmahan-mnist"
+    assert preset("lab", "femnist")["partition"] == "natural"
+    assert preset("lab", "femnist")["dataset_options"]["writers"] == 180
+
+
+@pytest.mark.parametrize(("dataset", "mu"), [("mnist", 0.1), ("cifar10", 0.01), ("cifar100", 0.001), ("femnist", 0.1)])
+def test_a_method_gets_its_own_numbers_for_the_dataset(dataset, mu, monkeypatch):
+    monkeypatch.setitem(METHODS._parts, "fedprox", fedcat.FedAvg)
+    assert preset("lab", dataset)["options"]["fedprox"] == {"mu": mu}
+
+
+def test_the_normalisation_of_a_preset_is_the_datasets_own():
+    for dataset in PRESET_DATASETS:
+        known = dataset_options(DATASETS.get(dataset))
+        for option in ("mean", "std"):
+            assert tuple(preset("lab", dataset)["dataset_options"][option]) == known[option]
+
+
+def test_what_is_given_lies_over_the_preset():
+    given = {
+        "preset": "paper",
+        "dataset": "cifar100",
+        "momentum": 0.0,
+        "dataset_options": {"labels": "fine"},
+        "options": {"fedcat": {"epsilon": 1.0}, "fedavg": {}},
+    }
+    found = over_preset(given, "digits")
+    assert (found["momentum"], found["net"]) == (0.0, "mcmahan-cifar")
+    assert found["dataset_options"]["labels"] == "fine"
+    assert found["dataset_options"]["std"] == [0.2023, 0.1994, 0.201]
+    assert found["options"]["fedcat"] == {"epsilon": 1.0, "lambda": 1}
+    assert found["options"]["fedcat-gc"] == {"epsilon": 0.5, "lambda": 1}
+
+
+def test_no_preset_changes_nothing():
+    assert over_preset({"lr": 1.0}, "digits") == {"lr": 1.0}
+    assert over_preset({"preset": ""}, "digits") == {"preset": ""}
+    assert lay_over({"options": {"a": {"b": 1}}}, {"options": 5}) == {"options": 5}
+
+
+def test_a_preset_for_other_data_is_refused():
+    data = fedcat.load_dataset("digits")
+    for dataset in ("digits", data):
+        with pytest.raises(SettingError, match="preset 'lab' must be used with one of its datasets"):
+            fedcat.run(preset="lab", dataset=dataset)
+    with pytest.raises(SettingError, match="preset must be a text, got 5"):
+        fedcat.run(preset=5)
+    assert Settings().preset == ""
