@@ -120,7 +120,8 @@ def _write_up(ready: Prepared, folder: RunFolder | None) -> None:
     """Write the rounds that are complete and not yet in the run's folder."""
     if folder is not None:
         for record in ready.simulation.history[folder.rounds :]:
-            folder.add(record.as_dict(), ready.simulation.ledger.close(record.round))
+            folder.add(record.as_dict(), ready.simulation.ledger.ended(record.round))
+            ready.simulation.ledger.forget(record.round)
 
 
 def _result(ready: Prepared, folder: RunFolder | None, status: str, why: str) -> Result:

@@ -9,7 +9,8 @@ from torch import nn
 import fedcat
 from fedcat.errors import SettingError
 from fedcat.models.layout import Layout
-from fedcat.runs.folder import model_tensors, read_history, read_model, save_model
+from fedcat.runs.folder import RunFolder, model_tensors, read_history, read_model, save_model
+from fedcat.runs.ledger import Entry
 
 SHORT = {"dataset": "digits", "alpha": 0.5, "devices": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
 
@@ -278,3 +279,34 @@ def test_an_interrupt_keeps_what_there_is(tmp_path):
     assert (summary["status"], summary["rounds"]) == ("interrupted", 3)
     assert len(read_history(tmp_path / "run")) == 3
     fedcat.load_model(tmp_path / "run")
+
+
+def test_a_round_that_an_interrupt_cut_short_is_written_once(tmp_path):
+    folder = RunFolder(tmp_path / "run", "")
+    folder.add({"round": 1}, [Entry(0, 3, 10, 20)])
+
+    def cut():
+        yield Entry(1, 4, 10, 20)
+        raise KeyboardInterrupt
+
+    class Cut(list):
+        def __iter__(self):
+            return cut()
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.add({"round": 2}, Cut())
+    whole = folder._traffic.write
+
+    def write_and_stop(text):
+        whole(text[:3])
+        raise KeyboardInterrupt
+
+    folder._traffic.write = write_and_stop
+    with pytest.raises(KeyboardInterrupt):
+        folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
+    folder._traffic.write = whole
+    assert folder.rounds == 1
+    folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
+    folder.finish(None, {})
+    assert [line["round"] for line in read_history(folder.path)] == [1, 2]
+    assert (folder.path / "traffic.csv").read_text() == "round,device,down,up\n1,3,10,20\n2,4,10,20\n"

@@ -16,6 +16,9 @@ def test_ended_rounds_are_handed_over_and_the_totals_stay():
     ledger = Ledger()
     ledger.sent(0, 7, 100)
     ledger.sent(1, 3, 20)
-    assert [e.device for e in ledger.close(1)] == [7]
+    assert [e.device for e in ledger.ended(1)] == [7]
+    assert [e.device for e in ledger.ended(1)] == [7]
+    ledger.forget(1)
+    assert ledger.ended(1) == []
     assert [e.device for e in ledger] == [3]
     assert ledger.total == 120

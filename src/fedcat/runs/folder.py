@@ -50,7 +50,6 @@ class RunFolder:
     def __init__(self, path: Path, settings: str) -> None:
         check_free(path)
         self.path = path
-        self.rounds = 0
         self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -60,15 +59,27 @@ class RunFolder:
         self._history: IO[str] = (path / HISTORY).open("w", encoding="utf-8")
         self._traffic: IO[str] = (path / TRAFFIC).open("w", encoding="utf-8")
         self._traffic.write("round,device,down,up\n")
+        self._whole = (0, self._history.tell(), self._traffic.tell())
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are written."""
+        return self._whole[0]
 
     def add(self, record: dict[str, Any], entries: Iterable[Entry]) -> None:
-        """Append one round to the history and its traffic to the ledger's file."""
-        self._history.write(json.dumps(record) + "\n")
-        self._history.flush()
-        for entry in entries:
-            self._traffic.write(f"{entry.round + 1},{entry.device},{entry.down},{entry.up}\n")
-        self._traffic.flush()
-        self.rounds += 1
+        """Append one round to the history and its traffic to the ledger's file.
+
+        Where an interrupt cuts it short, the round counts as not written, and adding it again begins where it began.
+        """
+        rounds, *ends = self._whole
+        lines = [f"{entry.round + 1},{entry.device},{entry.down},{entry.up}\n" for entry in entries]
+        texts = (json.dumps(record) + "\n", "".join(lines))
+        for file, end, text in zip((self._history, self._traffic), ends, texts, strict=True):
+            file.seek(end)
+            file.truncate()
+            file.write(text)
+            file.flush()
+        self._whole = (rounds + 1, self._history.tell(), self._traffic.tell())
 
     def discard(self) -> None:
         """Remove what was written, and the folders that were made for it, of a run that could not start."""

@@ -46,9 +46,10 @@ class Ledger:
         """Yield the entries in the order in which they were opened."""
         return iter(self._entries.values())
 
-    def close(self, round: int) -> list[Entry]:
-        """Return the entries of the rounds before `round` and forget them; the totals stay."""
-        ended = [entry for entry in self._entries.values() if entry.round < round]
-        for entry in ended:
-            del self._entries[entry.round, entry.device]
-        return ended
+    def ended(self, round: int) -> list[Entry]:
+        """Return the entries of the rounds before `round`."""
+        return [entry for entry in self._entries.values() if entry.round < round]
+
+    def forget(self, round: int) -> None:
+        """Forget the entries of the rounds before `round`; the totals stay."""
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.round >= round}
