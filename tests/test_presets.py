@@ -1,6 +1,8 @@
 import tomllib
 
+import numpy as np
 import pytest
+import torch
 
 import fedcat
 from fedcat.errors import SettingError
@@ -9,7 +11,7 @@ from fedcat.federation.datasets import DATASETS, dataset_options
 from fedcat.methods import METHODS
 from fedcat.models.nets import NETS
 from fedcat.options import options
-from fedcat.presets import PRESET_DATASETS, PRESETS, lay_over, over_preset, preset
+from fedcat.presets import PRESET_DATASETS, PRESETS, lay_over, over_preset, preset, uncover
 
 ALL = [(name, dataset) for name in PRESETS for dataset in PRESET_DATASETS]
 
@@ -80,3 +82,28 @@ def test_a_preset_for_other_data_is_refused():
     with pytest.raises(SettingError, match="preset must be a text, got 5"):
         fedcat.run(preset=5)
     assert Settings().preset == ""
+
+
+def test_what_a_preset_sets_is_taken_out_of_a_file():
+    stored = {
+        "dataset": "mnist",
+        "momentum": 0.1,
+        "seed": 3,
+        "dataset_options": {"mean": [0.0], "own": 1},
+        "options": {"fedcat": {"epsilon": 1.0, "grouping": True}, "mine": {"a": 1}},
+    }
+    assert uncover(stored, preset("lab", "mnist")) == {
+        "dataset": "mnist",
+        "seed": 3,
+        "dataset_options": {"own": 1},
+        "options": {"fedcat": {"grouping": True}, "mine": {"a": 1}},
+    }
+
+
+def test_paths_and_numbers_of_numpy_are_taken(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 3), dtype=np.float32), y=np.arange(20) % 2)
+    options = {"path": tmp_path / "a.npz", "test_fraction": np.float64(0.5)}
+    words = {"net": torch.nn.Linear(3, 2), "devices": 2, "min_samples": 1, "rounds": 1, "partition": "iid"}
+    result = fedcat.run(dataset="npz", dataset_options=options, data_dir=tmp_path, **words)
+    assert (len(result.federation.train), result.settings.data_dir) == (10, str(tmp_path))
+    assert len(fedcat.load_dataset("npz", **options).test) == 10

@@ -21,7 +21,7 @@ from fedcat.experiment import Settings, parse, read_toml, toml
 from fedcat.methods import METHODS
 from fedcat.models.nets import NETS
 from fedcat.options import options
-from fedcat.presets import PRESET_DATASETS, PRESETS, lay_over, preset
+from fedcat.presets import PRESET_DATASETS, PRESETS, preset, uncover
 from fedcat.progress import Watcher
 from fedcat.runs.folder import check_free
 from fedcat.screen import say, show_comparison, show_fields, show_methods, show_notes, show_registry, show_result
@@ -201,7 +201,7 @@ def _settings(file: Path | None, given: Mapping[str, Any], dataset_texts: list[s
     if dataset != stored.get("dataset", Settings.dataset):
         stored.pop("dataset_options", None)
     if given.get("preset"):
-        stored = lay_over(stored, preset(given["preset"], dataset))
+        stored = uncover(stored, preset(given["preset"], dataset))
     stored["dataset_options"] = dataset_table(dataset, stored.get("dataset_options", {}), dataset_texts)
     return {**stored, **given}
 

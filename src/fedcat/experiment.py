@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 from fedcat.engines import NAMES as ENGINES
 from fedcat.errors import SettingError, unknown
+from fedcat.options import plain_values
 from fedcat.schedules import SCHEDULES
 
 DTYPES = ("float32", "float64")
@@ -143,17 +142,7 @@ def make(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) ->
     for name in (*(defaults or {}), *given):
         if name not in names:
             raise unknown("setting", name, names)
-    return replace(Settings(), **_plain({**(defaults or {}), **given})).check()
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with NumPy's numbers as Python's own, also in tables."""
-    found = {}
-    for name, value in values.items():
-        if isinstance(value, np.generic):
-            value = value.item()
-        found[name] = _plain(value) if isinstance(value, Mapping) else value
-    return found
+    return replace(Settings(), **plain_values({**(defaults or {}), **given})).check()
 
 
 def read_toml(path: Path) -> dict[str, Any]:

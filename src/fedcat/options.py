@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any
+
+import numpy as np
 
 from fedcat.errors import SettingError, unknown
 
@@ -44,6 +47,18 @@ def arguments(kind: str, name: str, factory: Callable[..., Any], given: Mapping[
             raise unknown(f"option of {name}", key, known)
         ready[known[key].name] = _fitted(f"{name}.{key}", value, known[key].default)
     return ready
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with NumPy's numbers as Python's own and paths as texts, also in tables."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        elif isinstance(value, PurePath):
+            value = str(value)
+        found[name] = plain_values(value) if isinstance(value, Mapping) else value
+    return found
 
 
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

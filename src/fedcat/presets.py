@@ -60,6 +60,8 @@ _OF_METHODS_ON: dict[str, dict[str, dict[str, Any]]] = {
     "femnist": {"fedprox": {"mu": 0.1}, "fedgen": {**_GENERATOR, "a": 10.0, "b": 10.0, "lr": 3e-4}},
 }
 
+_TABLES = ("dataset_options", "options")
+
 PRESETS = tuple(_OF_PRESET)
 PRESET_DATASETS = tuple(_OF_DATASET)
 
@@ -112,12 +114,26 @@ def over_preset(given: Mapping[str, Any], default_dataset: str) -> dict[str, Any
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings `above` over those `below`; tables of options are merged entry by entry."""
     merged = {**below, **above}
-    for name in ("dataset_options", "options"):
-        low, high = below.get(name), above.get(name)
-        if isinstance(low, Mapping) and isinstance(high, Mapping):
-            merged[name] = {**low, **high}
-            if name == "options":
-                for method in low.keys() & high.keys():
-                    if isinstance(low[method], Mapping) and isinstance(high[method], Mapping):
-                        merged[name][method] = {**low[method], **high[method]}
+    for name in below.keys() & above.keys():
+        if isinstance(below[name], Mapping) and isinstance(above[name], Mapping):
+            merged[name] = lay_over(below[name], above[name])
     return merged
+
+
+def uncover(settings: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings` without what `below` sets, so that it shows; of tables of options, without those entries."""
+    kept = {name: value for name, value in settings.items() if name not in below or name in ("dataset", *_TABLES)}
+    for name in _TABLES:
+        if isinstance(kept.get(name), Mapping) and isinstance(below.get(name), Mapping):
+            kept[name] = _without(kept[name], below[name])
+    return kept
+
+
+def _without(table: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping) and isinstance(below.get(name), Mapping):
+            kept[name] = _without(value, below[name])
+        elif name not in below:
+            kept[name] = value
+    return kept

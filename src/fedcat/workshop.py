@@ -23,7 +23,7 @@ from fedcat.methods import METHODS, Context, Method, make_method
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS, check_outputs, net_builder
 from fedcat.models.traits import traits
-from fedcat.options import arguments, plain_options
+from fedcat.options import arguments, plain_options, plain_values
 from fedcat.presets import over_preset
 from fedcat.registry import name_of, part_label
 from fedcat.schedules import schedule
@@ -106,7 +106,7 @@ class Workshop:
         return self._divided(given)[:2]
 
     def _divided(self, given: Mapping[str, Any]) -> tuple[Settings, Federation, dict[str, Any]]:
-        plain, parts = _split(over_preset(given, Settings.dataset))
+        plain, parts = _split(over_preset(plain_values(given), Settings.dataset))
         _check_early(plain, parts)
         data, dataset_options = self._data(parts.get("dataset", plain.get("dataset", Settings.dataset)), plain)
         settings = _resolved(plain, data, "partition" in given)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from server import serve
-from small_data import mnist_files, mnist_source, write
+from small_data import femnist_source, leaf_files, mnist_files, mnist_source, write, writers
 
 from fedcat.sources import download
 from fedcat.sources.catalogue import SOURCES
@@ -121,6 +121,16 @@ def test_a_run_with_a_preset_and_again_from_its_file(fedcat_command, mnist):
     assert fedcat_command("run", "a/settings.toml", "--preset", "lab", *SHORT, "--out", "c")[0] == 0
     settings = tomllib.loads(Path("c/settings.toml").read_text())
     assert (settings["net"], settings["momentum"], settings["rounds"]) == ("lab-mnist", 0.5, 2)
+
+
+def test_alpha_on_writers_is_refused_also_under_a_preset(fedcat_command, monkeypatch, tmp_path):
+    monkeypatch.setitem(SOURCES, "femnist", femnist_source(b""))
+    write(tmp_path / "data" / "femnist", leaf_files(writers(4)))
+    words = ["--dataset", "femnist", "--data-dir", "data", "-d", "writers=3", "-d", "keep=1"]
+    for given in ([], ["--preset", "lab"]):
+        code, _, err = fedcat_command("run", *words, *given, "--alpha", "0.1")
+        assert code == 2
+        assert err.splitlines()[-1].startswith("error: alpha has no effect on 'femnist', whose devices are the owners")
 
 
 def test_another_dataset_leaves_the_options_of_the_files_behind(fedcat_command, mnist):

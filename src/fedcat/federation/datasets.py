@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedcat.errors import SettingError
 from fedcat.federation.federation import Federation
 from fedcat.federation.partition import Ints, partition
 from fedcat.federation.pool import Normalise, Pool
-from fedcat.options import arguments, options
+from fedcat.options import arguments, options, plain_values
 from fedcat.registry import Registry, part_label, takes
 
 NATURAL = "natural"
@@ -261,7 +262,9 @@ def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Datas
     return found
 
 
-def load_dataset(name: str | Factory, *, data_dir: str = "", seed: int = 0, **given: Any) -> Dataset | Federation:
+def load_dataset(
+    name: str | Factory, *, data_dir: str | Path = "", seed: int = 0, **given: Any
+) -> Dataset | Federation:
     """Load a dataset by its name.
 
     Parameters
@@ -277,4 +280,5 @@ def load_dataset(name: str | Factory, *, data_dir: str = "", seed: int = 0, **gi
     """
     factory = DATASETS.get(name) if isinstance(name, str) else name
     label = name if isinstance(name, str) else part_label(name)
-    return make_dataset(factory, label, made_by(factory, label, data_dir=str(data_dir), seed=seed, given=given))
+    ready = made_by(factory, label, data_dir=str(data_dir), seed=seed, given=plain_values(given))
+    return make_dataset(factory, label, ready)
