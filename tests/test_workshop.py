@@ -243,3 +243,27 @@ def test_threads_are_set():
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_options_that_are_no_plain_values_are_not_mistaken_for_each_other():
+    def load(*, table=None):
+        return fedcat.Dataset.from_arrays(table, np.arange(len(table)) % 2)
+
+    workshop = Workshop()
+    first, second = np.zeros((2000, 1)), np.zeros((2000, 1))
+    second[1000] = 5.0
+    words = {"dataset": load, "net": torch.nn.Linear(1, 2), "devices": 2, "partition": "iid"}
+    found = [workshop.divide({**words, "dataset_options": {"table": table}})[1] for table in (first, second)]
+    assert [float(max(fed.train.x.max(), fed.test.x.max())) for fed in found] == [0.0, 5.0]
+
+
+def test_a_functions_own_data_dir_stays_where_the_user_names_none(tmp_path):
+    seen = []
+
+    def load(*, data_dir="their/place", seed=7):
+        seen.append((data_dir, seed))
+        return fedcat.load_dataset("digits")
+
+    Workshop().divide({"dataset": load})
+    Workshop().divide({"dataset": load, "data_dir": str(tmp_path), "seed": 3, "data_seed": 4})
+    assert seen == [("their/place", 0), (str(tmp_path), 4)]

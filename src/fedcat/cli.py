@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from fedcat.experiment import Settings, parse, read_toml, toml
 from fedcat.methods import METHODS
 from fedcat.models.nets import NETS
 from fedcat.options import options
-from fedcat.presets import PRESET_DATASETS, PRESETS, preset, uncover
+from fedcat.presets import PRESET_DATASETS, PRESETS, covered, preset, uncover
 from fedcat.progress import Watcher
 from fedcat.runs.folder import check_free
 from fedcat.screen import say, show_comparison, show_fields, show_methods, show_notes, show_registry, show_result
@@ -37,8 +38,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(cli_data.app, name="data")
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, markup=False)
+err = Console(stderr=True, highlight=False, markup=False)
 
 File = Annotated[Path | None, typer.Argument(help="a TOML file of settings; options override it", show_default=False)]
 OptionTexts = Annotated[
@@ -85,6 +86,8 @@ def run(
     settings = _settings(file, given, dataset_option or [])
     method = settings.get("method", "fedcat")
     settings["options"] = _with_options(settings.get("options", {}), [method], option or [])
+    if out_folder is not None:
+        check_free(out_folder)
     with _setting_up():
         prepared = Workshop().prepare(settings)
     path = out_folder or _free_folder(f"{method}-{prepared.settings.dataset}")
@@ -126,13 +129,13 @@ def compare(
     Defaults stand in brackets; a dataset has its own for some of them, see `fedcat data list`.
     """
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    settings = _settings(file, given, dataset_option or [])
+    texts = assignments("sweep", sweep or [], "NAME=A,B,...")
+    swept = {name: [parse(name, value.strip()) for value in text.split(",")] for name, text in texts.items()}
+    settings = _settings(file, given, dataset_option or [], swept.get("preset", ()))
     if seed is not None:
         settings["seed"] = _whole("seed", seed)
     settings.pop("method", None)
     settings["options"] = _with_options(settings.get("options", {}), names, option or [])
-    texts = assignments("sweep", sweep or [], "NAME=A,B,...")
-    swept = {name: [parse(name, value.strip()) for value in text.split(",")] for name, text in texts.items()}
     for name in swept.keys() & given.keys():
         raise SettingError(f"{name} must be set or swept, got both")
     if "fraction" in swept and "per_round" not in given:
@@ -144,8 +147,9 @@ def compare(
     with _setting_up():
         comparison = Comparison(names, _whole("seeds", seeds), swept, path, **settings)
     show_notes(err, comparison.notes)
-    first = comparison.prepared[0]
-    say(out, f"{len(comparison.prepared)} runs side by side on {first.federation}")
+    federations = {str(ready.federation): ready.federation.name for ready in comparison.prepared}
+    on = next(iter(federations)) if len(federations) == 1 else ", ".join(dict.fromkeys(federations.values()))
+    say(out, f"{len(comparison.prepared)} runs side by side on {on}")
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     rounds = [ready.settings.rounds for ready in comparison.prepared]
     watcher = Watcher(out, labels, rounds)
@@ -188,11 +192,13 @@ def show_presets(
     out.print("\n".join(headed), end="", markup=False, soft_wrap=True)
 
 
-def _settings(file: Path | None, given: Mapping[str, Any], dataset_texts: list[str]) -> dict[str, Any]:
+def _settings(
+    file: Path | None, given: Mapping[str, Any], dataset_texts: list[str], presets: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return a file's settings under those of the command line; a fraction that is given there beats a file's K.
 
-    A preset that is named on the command line beats the file as well, and a dataset that is named there leaves the
-    options of the file's behind.
+    Presets that are named on the command line, or swept there, beat the file as well, and a dataset that is named
+    there leaves the options of the file's behind.
     """
     stored = read_toml(file) if file else {}
     if "fraction" in given:
@@ -200,8 +206,8 @@ def _settings(file: Path | None, given: Mapping[str, Any], dataset_texts: list[s
     dataset = given.get("dataset", stored.get("dataset", Settings.dataset))
     if dataset != stored.get("dataset", Settings.dataset):
         stored.pop("dataset_options", None)
-    if given.get("preset"):
-        stored = uncover(stored, preset(given["preset"], dataset))
+    for name in [given["preset"]] if given.get("preset") else presets:
+        stored = uncover(stored, covered(name))
     stored["dataset_options"] = dataset_table(dataset, stored.get("dataset_options", {}), dataset_texts)
     return {**stored, **given}
 
@@ -260,6 +266,9 @@ def _interrupted(watcher: Watcher, path: Path) -> NoReturn:
 
 def main() -> None:
     """Run the command line; a user's mistake ends with one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name that the terminal cannot show is no reason to stop
     try:
         code = app(standalone_mode=False)
     except SettingError as error:

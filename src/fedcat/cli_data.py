@@ -24,7 +24,7 @@ from fedcat.sources.catalogue import SOURCES
 from fedcat.workshop import Workshop, data_seed
 
 app = typer.Typer(help="List, download and look at data.", no_args_is_help=True, rich_markup_mode="markdown")
-out = Console(highlight=False)
+out = Console(highlight=False, markup=False)
 
 OF_DATA = (
     *("preset", "data_dir", "partition", "alpha", "shards", "min_samples", "partition_tries", "data_seed"),
@@ -57,13 +57,14 @@ def get(
             if name in DATASETS:
                 raise SettingError(f"dataset {name!r} is nothing to download: known are {', '.join(SOURCES)}")
             raise unknown("dataset to download", name, SOURCES)
-    for place in places.places(data_dir, must_exist=False)[:-1]:
+    for place in places.places(data_dir, must_exist=False):
         _make(place)
     for name in names:
         content = SOURCES[name].content(data_dir)
-        found = SOURCES[name].find(data_dir)
+        form, files = SOURCES[name].get(data_dir)
         counts = ", ".join(f"{len(content.arrays[f'{part}_y']):,} {part}" for part in ("train", "test"))
-        say(out, f"{name}: {counts} samples, verified, from {_folder(found[1]) if found else 'nowhere'}")
+        how = "verified" if form.verified else "read (no checksum is published)"
+        say(out, f"{name}: {counts} samples, {how}, from {_folder(files)}")
 
 
 @app.command()
@@ -87,6 +88,8 @@ def show(
     """Show how a dataset is divided over devices: sizes, classes, skew, and a picture."""
     if picture is not None:
         check_picture(picture)
+    if rows < 0:
+        raise SettingError(f"rows must be at least 0, got {rows}")
     options = dataset_table(name, {}, dataset_option or [])
     settings, federation = Workshop().divide({**given, "dataset": name, "dataset_options": options})
     show_partition(out, federation, Skew.of(federation), rows or federation.devices)

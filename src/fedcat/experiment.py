@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from fedcat.engines import NAMES as ENGINES
 from fedcat.errors import SettingError, unknown
-from fedcat.options import plain_values
+from fedcat.options import WORDS, plain_values
 from fedcat.schedules import SCHEDULES
 
 DTYPES = ("float32", "float64")
@@ -178,16 +178,6 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list of texts",
-    dict: "a table of options",
-}
-
-
 def _kind(hint: Any) -> Any:
     """Return the type of a setting's values: of ``int | None`` int, of ``list[str]`` list."""
     if type(None) in get_args(hint):
@@ -205,8 +195,13 @@ def _types(settings: Settings) -> None:
             continue
         if kind is float and type(value) is int:
             object.__setattr__(settings, entry.name, float(value))
-        elif type(value) is not kind:
-            raise SettingError(f"{entry.name} must be {_WORDS[kind]}, got {value!r}")
+        elif type(value) is not kind or (kind is str and not _writable(value)):
+            raise SettingError(f"{entry.name} must be {WORDS[kind]}, got {value!r}")
+
+
+def _writable(text: str) -> bool:
+    """Tell whether a text can be written to a file: the name of a file need not be."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _toml_key(name: str) -> str:

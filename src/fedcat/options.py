@@ -11,7 +11,16 @@ import numpy as np
 
 from fedcat.errors import SettingError, unknown
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list"}
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a list",
+    list: "a list of texts",
+    dict: "a table of options",
+}
+"""What values of a type are called in errors."""
 
 
 def options(factory: Callable[..., Any]) -> dict[str, Any]:
@@ -57,6 +66,8 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
             value = value.item()
         elif isinstance(value, PurePath):
             value = str(value)
+        elif isinstance(value, (list, tuple)):
+            value = type(value)(v.item() if isinstance(v, np.generic) else v for v in value)
         found[name] = plain_values(value) if isinstance(value, Mapping) else value
     return found
 
@@ -81,5 +92,5 @@ def _fitted(name: str, value: Any, default: Any) -> Any:
     if kind is tuple and isinstance(value, list):
         return tuple(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise SettingError(f"{name} must be {_WORDS.get(kind, kind.__name__)}, got {value!r}")
+        raise SettingError(f"{name} must be {WORDS.get(kind, kind.__name__)}, got {value!r}")
     return value

@@ -94,6 +94,14 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
     }
 
 
+def covered(name: str) -> dict[str, Any]:
+    """Return everything that a preset sets on any of its datasets."""
+    merged: dict[str, Any] = {}
+    for dataset in PRESET_DATASETS:
+        merged = lay_over(merged, preset(name, dataset))
+    return merged
+
+
 def over_preset(given: Mapping[str, Any], default_dataset: str) -> dict[str, Any]:
     """Return what was given over the preset that it names, if any; tables of options are laid over each other.
 
@@ -122,7 +130,8 @@ def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 def uncover(settings: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """Return `settings` without what `below` sets, so that it shows; of tables of options, without those entries."""
-    kept = {name: value for name, value in settings.items() if name not in below or name in ("dataset", *_TABLES)}
+    shown = {*below, *(["per_round"] if "fraction" in below else [])} - {"dataset", *_TABLES}
+    kept = {name: value for name, value in settings.items() if name not in shown}
     for name in _TABLES:
         if isinstance(kept.get(name), Mapping) and isinstance(below.get(name), Mapping):
             kept[name] = _without(kept[name], below[name])

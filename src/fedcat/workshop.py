@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedcat import engines
 from fedcat.chance import Purpose, chance, torch_seed
 from fedcat.engines.engine import Engine
-from fedcat.errors import SettingError, unknown
+from fedcat.errors import DataError, SettingError, unknown
 from fedcat.experiment import Settings, make
 from fedcat.federation.datasets import DATASETS, GIVEN, NATURAL, Dataset, made_by, make_dataset
 from fedcat.federation.federation import Federation
@@ -29,6 +29,7 @@ from fedcat.registry import name_of, part_label
 from fedcat.schedules import schedule
 from fedcat.selection import SELECTORS, Selector, from_part
 from fedcat.simulation import Simulation
+from fedcat.sources.places import expanded
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,14 @@ class Workshop:
         name = named if isinstance(named, str) else part_label(named)
         checked = make({key: plain[key] for key in ("data_dir", "seed", "data_seed") if key in plain})
         ready = made_by(factory, name, data_dir=checked.data_dir, seed=data_seed(checked), given=given)
+        defaults = {key: value for key, value in plain_options(factory).items() if key not in GIVEN}
+        full = {**defaults, **given}
+        if any(not isinstance(value, (bool, int, float, str, tuple, list)) for value in ready.values()):
+            return make_dataset(factory, name, ready), full
         key = (named, repr(sorted(ready.items())))
         if key not in self._datasets:
             self._datasets[key] = make_dataset(factory, name, ready)
-        defaults = {key: value for key, value in plain_options(factory).items() if key not in GIVEN}
-        return self._datasets[key], {**defaults, **given}
+        return self._datasets[key], full
 
     def _federation(self, data: Dataset | Federation, settings: Settings) -> Federation:
         if isinstance(data, Federation):
@@ -214,11 +218,16 @@ def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _check_early(plain: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     """Raise for what is wrong whatever the data is, before any of it is loaded or downloaded."""
-    general = make({name: value for name, value in plain.items() if name != "per_round"})
+    general = make({n: v for n, v in plain.items() if n != "per_round" or "devices" in plain})
+    find_device(general.device)
+    if general.data_dir and not expanded(general.data_dir).is_dir():
+        raise DataError(f"data_dir must name a folder that is there, got {general.data_dir!r}")
     for name, registry in (("method", METHODS), ("net", NETS), ("selector", SELECTORS), ("partition", PARTITIONS)):
         value = getattr(general, name)
         if name not in parts and value not in ("", "given"):
             registry.get(value)
+    factory = parts.get("method") or METHODS.get(general.method)
+    arguments("method", general.method, factory, _options(general, factory))
 
 
 def data_seed(settings: Settings) -> int:

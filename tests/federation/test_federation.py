@@ -36,7 +36,7 @@ def test_the_hash_knows_data_and_owners():
 def test_a_million_devices_are_no_burden():
     n = 1_000_000
     train = Pool(np.zeros((n, 1), np.uint8), np.zeros(n, np.uint8))
-    fed = Federation(train, pool(1, (1,)), np.arange(n)[::-1].copy(), classes=3)
+    fed = Federation(train, Pool(train.x[:1], train.y[:1]), np.arange(n)[::-1].copy(), classes=3)
     assert fed.indices(0).tolist() == [n - 1]
     assert fed.class_counts.shape == (n, 3)
 

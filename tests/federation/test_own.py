@@ -100,6 +100,7 @@ def test_a_column_of_a_torch_dataset_names_the_owners():
     triples = Listed([(x, y, owner) for x, y, owner in zip(X, Y, OWNERS.tolist(), strict=True)])
     for data in (
         fedcat.Dataset.from_torch(triples, owner=2),
+        fedcat.Dataset.from_torch(triples, owner=-1),
         fedcat.Dataset.from_torch(triples, owner=OWNERS),
     ):
         assert data.owner_names == ("ann", "bob", "cid")
@@ -115,11 +116,23 @@ def test_a_column_of_a_torch_dataset_names_the_owners():
         (Listed([1, 2]), {}, r"whose items are \(input, class number\)"),
         (Listed([(np.zeros(2), 1)] * 3), {"owner": 2}, "with the owner at position 2"),
         (Listed([(np.zeros(2), 0), (np.zeros(3), 1)]), {}, r"inputs of one shape, got \(2,\) and \(3,\)"),
+        (Listed([]), {}, "train must hold at least one sample, got none"),
+        (Listed([(np.zeros(2), 0.7), (np.zeros(2), 1)]), {}, "y must hold whole class numbers, got fractions"),
+        (Listed([(np.zeros(2), "cat"), (np.zeros(2), "dog")]), {}, "y must hold numbers, got an array of <U3"),
     ],
 )
 def test_what_is_no_torch_dataset_is_said(dataset, words, message):
     with pytest.raises(SettingError, match=message):
         fedcat.Dataset.from_torch(dataset, **words)
+
+
+def test_what_a_subclass_does_to_its_items_counts():
+    class Sevens(TensorDataset):
+        def __getitem__(self, index):
+            return torch.full((5,), 7.0), self.tensors[1][index]
+
+    data = fedcat.Dataset.from_torch(Sevens(torch.from_numpy(X), torch.from_numpy(Y)))
+    assert data.train.x.unique().tolist() == [7.0]
 
 
 # files of arrays
@@ -214,6 +227,38 @@ def test_a_table_names_the_owners_of_images(photos):
         fedcat.Dataset.from_folder(photos, owners=table)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         fedcat.Dataset.from_folder(photos, owners="nowhere.csv")
+    table.write_text("\ufefffile,owner\n" + "\n".join(rows) + "\n", encoding="utf-8")  # as spreadsheets write it
+    assert fedcat.Dataset.from_folder(photos, owners=table).owner_names == ("ann", "bob")
+    table.write_text("file,owner\n" + "\n".join([*rows, "cat/./0.png,eve"]) + "\n")
+    with pytest.raises(DataError, match=r"must name every file once, got cat.0.png twice"):
+        fedcat.Dataset.from_folder(photos, owners=table)
+
+
+def test_links_to_one_image_keep_their_own_owners(tmp_path):
+    picture(tmp_path / "store" / "blob.png", 9)
+    lines = ["file,owner"]
+    for number, name in enumerate(("a", "b", "a", "b", "a", "b")):
+        link = tmp_path / "photos" / name / f"{number}.png"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(tmp_path / "store" / "blob.png")
+        lines.append(f"{name}/{number}.png,u{number % 3}")
+    (tmp_path / "owners.csv").write_text("\n".join(lines))
+    fed = fedcat.Dataset.from_folder(tmp_path / "photos", owners=tmp_path / "owners.csv", test_fraction=0.5).divide()
+    assert fed.sizes.tolist() == [1, 1, 1]
+
+
+def test_pixels_that_would_be_clipped_are_refused(photos):
+    Image.fromarray(np.full((4, 6), 3000, dtype=np.uint16)).save(photos / "cat" / "deep.png")
+    with pytest.raises(DataError, match=r"deep.png has pixels of mode I(;16)?: convert it to 8 bits a channel first"):
+        fedcat.Dataset.from_folder(photos)
+    with pytest.raises(SettingError, match=r"folder.size must be at least 0, got -5"):
+        fedcat.Dataset.from_folder(photos, size=-5)
+
+
+def test_bytes_to_train_and_fractions_to_test_are_refused():
+    data = fedcat.Dataset.from_arrays(np.zeros((6, 2), dtype=np.uint8), [0, 1] * 3, (np.zeros((2, 2)), [0, 1]))
+    with pytest.raises(SettingError, match="test inputs must be bytes as in training, got floating numbers"):
+        data.divide(2, "iid")
 
 
 def test_what_is_no_folder_of_images_is_said(photos, tmp_path):

@@ -78,11 +78,13 @@ def test_the_fine_labels_are_an_option(small):
 def test_the_normalisation_is_an_option(small):
     data = mnist(data_dir=small, mean=(0.5,), std=(0.25,))
     assert float(data.train.normalise(torch.zeros(1, 1, 1, 1), torch.float32)) == -2.0
-    for given in ({"mean": (1.0, 2.0)}, {"std": (0.0,)}, {"mean": ("a",)}, {"mean": ()}):
-        with pytest.raises(SettingError, match=r"mnist\.(mean|std) must be a list of one number"):
-            mnist(data_dir=small, **given)
-    with pytest.raises(SettingError, match=r"cifar10.std must be a list of one number or 3, none of them 0"):
-        cifar10(data_dir=small, std=(1.0, 0.0, 1.0))
+    for given in ({"std": (0.0,)}, {"mean": ("a",)}, {"mean": ()}, {"mean": (float("nan"),)}, {"std": (True,)}):
+        with pytest.raises(SettingError, match=r"(mean|std) must be a list of numbers"):
+            mnist(data_dir="nowhere", **given)  # before anything is looked for
+    with pytest.raises(SettingError, match=r"mean must be one number for inputs of 1 channels, got \[1.0, 2.0\]"):
+        mnist(data_dir="nowhere", mean=(1.0, 2.0))
+    with pytest.raises(SettingError, match=r"std must be one number or 3 for inputs of 3 channels"):
+        cifar10(data_dir="nowhere", std=(1.0, 2.0))
 
 
 def test_writers_are_chosen_by_the_seed_and_are_the_devices(small):
@@ -106,7 +108,9 @@ def test_writers_with_few_samples_are_left_out(small):
     """Writer i has 12 + i training and 3 test samples, which count together."""
     data = femnist(data_dir=small, writers=0, keep=18)
     assert data.owner_names == tuple(f"f{i:04}_00" for i in range(3, 8))
-    with pytest.raises(SettingError, match=r"femnist.writers must be at most 5, .* keep = 18 samples, got 6"):
+    with pytest.raises(
+        SettingError, match=r"femnist.writers must be at most 5, .* keep = 18 samples, or 0 for all of them, got 6"
+    ):
         femnist(data_dir=small, writers=6, keep=18)
     with pytest.raises(SettingError, match=r"femnist.writers must be at most 0"):
         femnist(data_dir=small)

@@ -5,16 +5,31 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from server import serve
-from small_data import femnist_source, leaf_files, mnist_files, mnist_source, write, writers
+from small_data import (
+    cifar_files,
+    cifar_source,
+    femnist_source,
+    leaf_files,
+    mnist_files,
+    mnist_source,
+    write,
+    writers,
+)
 
 from fedcat.sources import download
 from fedcat.sources.catalogue import SOURCES
 
+SOURCE = Path(__file__).parents[2] / "src"
 SHORT = ["--devices", "6", "--min-samples", "1", "--rounds", "2", "--epochs", "1"]
 
 
@@ -147,6 +162,74 @@ def test_presets_are_settings_files(fedcat_command, mnist):
     assert tomllib.loads(out)["net"] == "lab-mnist"
     assert fedcat_command("run", "lab.toml", "--data-dir", str(mnist), *SHORT)[0] == 0
     assert fedcat_command("presets", "paper")[1].count("# fedcat presets paper ") == 4
+
+
+def test_presets_that_are_swept_or_named_show_through_a_file_for_every_dataset(fedcat_command, mnist, monkeypatch):
+    files = cifar_files("cifar10")
+    monkeypatch.setitem(SOURCES, "cifar10", cifar_source("cifar10", files))
+    write(mnist / "cifar-10-batches-bin", files)
+    Path("f.toml").write_text('dataset = "cifar10"\nmomentum = 0.3\nper_round = 3\n[dataset_options]\nmean = [0.1]\n')
+    short = ["--methods", "fedavg", "--seeds", "1", "--data-dir", str(mnist), *SHORT]
+    words = ["compare", "f.toml", "--sweep", "preset=lab,paper", *short, "--fraction", "0.5", "--out", "a"]
+    assert fedcat_command(*words)[0] == 0
+    found = [tomllib.loads(path.read_text()) for path in sorted(Path("a").glob("*/settings.toml"))]
+    assert [(one["momentum"], one["dataset_options"]["mean"]) for one in found] == [(m, [0.5] * 3) for m in (0.5, 0.9)]
+    words = ["compare", "f.toml", "--preset", "lab", "--sweep", "dataset=cifar10,mnist", *short, "--out", "b"]
+    code, out, _ = fedcat_command(*words)
+    assert code == 0
+    assert "2 runs side by side on cifar10, mnist" in out
+    found = [tomllib.loads(path.read_text()) for path in sorted(Path("b").glob("*/settings.toml"))]
+    assert [one["dataset_options"]["mean"] for one in found] == [[0.5] * 3, [0.1307]]
+    assert all("per_round" not in one and one["fraction"] == 0.1 for one in found)
+    assert fedcat_command("compare", "--preset", "lab", "--sweep", "dataset=cifar10,mnist", *short)[0] == 0
+
+
+def test_names_that_look_like_markup_or_formulas_are_names(fedcat_command, tmp_path):
+    owners = np.array(["[/b]", "[red]x"] * 20)
+    np.savez("a.npz", x=np.zeros((40, 2), dtype=np.float32), y=np.arange(40) % 2, owner=owners)
+    code, out, _ = fedcat_command("data", "show", "npz", "-d", "path=a.npz")
+    assert code == 0
+    assert "[/b]" in out
+    for name in ("$a_{$", "été", "猫"):
+        for i in range(6):
+            path = tmp_path / "photos" / name / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (4, 4)).save(path)
+    words = [
+        "data",
+        "show",
+        "folder",
+        "-d",
+        "path=photos",
+        "--partition",
+        "iid",
+        "--devices",
+        "2",
+        "--min-samples",
+        "1",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "fedcat", *words], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "picture: folder-iid.png" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-d", "std=[0]"], "std must be a list of numbers, none of them 0, got [0]"),
+        (["--devices", "10", "--per-round", "20"], "per_round must be at least 1 and at most the 10 devices, got 20"),
+        (["-o", "epsilon=abc"], "fedcat.epsilon must be a number, got 'abc'"),
+        (["--out", "full"], "out folder 'full' holds a run already"),
+        (["--device", "tpu"], "device 'tpu' cannot be used"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_downloaded(fedcat_command, mnist, words, message):
+    Path("full").mkdir()
+    Path("full/settings.toml").write_text("")
+    code, _, err = fedcat_command("run", "--dataset", "mnist", *words)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert message in err
 
 
 def test_compare_sweeps_presets(fedcat_command, mnist):

@@ -1,5 +1,8 @@
 import multiprocessing
+import os
 import random
+import threading
+from contextlib import nullcontext
 
 import pytest
 from server import serve
@@ -125,6 +128,49 @@ def test_no_network_says_why(tmp_path):
     with pytest.raises(DownloadError, match=r"http://127.0.0.1:9/file.bin: .*refused"):
         fetch(["http://127.0.0.1:9/file.bin"], tmp_path / "file.bin", md5(CONTENT))
     assert names(tmp_path) == []
+
+
+def test_a_server_that_always_cuts_without_ranges_is_given_up(served, tmp_path):
+    served.ranges = False
+    served.cuts = [400, 600] * 50
+    with pytest.raises(DownloadError, match=r"the connection broke after \d00 of 300,000 bytes"):
+        fetched(served, tmp_path / "file.bin")
+    assert len(served.asked) <= 2 * download.ATTEMPTS
+
+
+def test_a_file_that_cannot_be_written_is_said_at_once(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_writable", lambda part, mode: real(part / "below", mode))
+    with pytest.raises(DownloadError, match=r"cannot be written: No such file or directory"):
+        fetched(served, tmp_path / "file.bin")
+    assert len(served.asked) == 1
+
+
+real = download._writable
+
+
+def test_what_a_killed_process_left_is_taken_up_when_it_is_old(served, tmp_path):
+    left = tmp_path / "file.bin.0a1b2c3d.part"
+    left.write_bytes(CONTENT[:1000])
+    fetched(served, tmp_path / "file.bin")
+    assert served.asked == [("file.bin", None)]
+    assert names(tmp_path) == ["file.bin", "file.bin.0a1b2c3d.part"]
+    (tmp_path / "file.bin").unlink()
+    os.utime(left, (1, 1))
+    fetched(served, tmp_path / "file.bin")
+    assert served.asked[1:] == [("file.bin", "bytes=1000-")]
+    assert names(tmp_path) == ["file.bin"]
+
+
+def test_processes_that_cannot_lock_still_give_a_whole_file(served, tmp_path, monkeypatch):
+    """Two transfers at once, each in a file of its own, as on two machines that share a folder."""
+    monkeypatch.setattr(download, "_in_turn", lambda target: nullcontext())
+    threads = [threading.Thread(target=fetched, args=(served, tmp_path / "file.bin")) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert names(tmp_path) == ["file.bin"]
 
 
 def test_a_bar_is_shown_on_a_terminal(served, tmp_path, capsys, monkeypatch):

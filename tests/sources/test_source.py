@@ -1,5 +1,7 @@
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -314,8 +316,42 @@ def _refuse(path):
     return "0"
 
 
+def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path, own_cache, monkeypatch):
+    write(tmp_path, leaf_files(writers(2)))
+    source = femnist_source(b"")
+    decode = type(source.forms[0]).decode
+
+    def and_change(form, files):
+        content = decode(form, files)
+        write(tmp_path, leaf_files(writers(3)))
+        return content
+
+    monkeypatch.setattr(type(source.forms[0]), "decode", and_change)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        source.content(tmp_path)
+    assert copies(own_cache) == []
+
+
+def test_hidden_files_are_no_shards(tmp_path):
+    files = leaf_files(writers(2))
+    write(tmp_path, {**files, "train/._all_data_0_keep_0_train_9.json": b"junk"})
+    assert femnist_source(b"").content(tmp_path).words["writers"] == ["f0000_00", "f0001_00"]
+
+
+def test_a_user_without_a_home_has_a_cache_and_a_strange_one_is_no_folder(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", _no_home)
+    assert places.cache() == Path(tempfile.gettempdir()) / ".cache" / "fedcat"
+    with pytest.raises(DataError, match="data_dir must name a folder that is there, got '~nosuchuser/x'"):
+        places.places("~nosuchuser/x")
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
 def test_a_writer_twice_is_said(tmp_path):
     files = leaf_files(writers(2))
     files["train/all_data_2_keep_0_train_9.json"] = files["train/all_data_0_keep_0_train_9.json"]
-    with pytest.raises(DataError, match="each writer once in a part, got f0000_00 twice"):
+    with pytest.raises(DataError, match="the training files of FEMNIST must have each writer once, got f0000_00 twice"):
         femnist_source(b"").content(write(tmp_path, files))

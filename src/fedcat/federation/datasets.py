@@ -248,8 +248,8 @@ def made_by(factory: Factory, name: str, *, data_dir: str, seed: int, given: Map
             raise SettingError(f"{taken} is a setting of its own, not an option of dataset {name!r}")
     ready = arguments("dataset", name, factory, given)
     known = options(factory)
-    here = {key: value for key, value in (("data_dir", data_dir), ("seed", seed)) if key in known}
-    return {**ready, **here}
+    here = {"seed": seed, **({"data_dir": data_dir} if data_dir else {})}
+    return {**ready, **{key: value for key, value in here.items() if key in known}}
 
 
 def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Dataset | Federation:

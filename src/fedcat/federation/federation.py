@@ -56,6 +56,8 @@ class Federation:
             )
         if train.shape != test.shape:
             raise SettingError(f"test inputs must have shape {train.shape} as in training, got {test.shape}")
+        if train.kind != test.kind:
+            raise SettingError(f"test inputs must be {train.kind} as in training, got {test.kind}")
         self.train, self.test, self.name = train, test, name
         most = max(int(train.y.max()), int(test.y.max())) + 1
         self.classes = most if classes is None else classes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from torch.utils.data import TensorDataset
 from fedcat.errors import DataError, SettingError
 from fedcat.federation.datasets import DATASETS, Dataset
 from fedcat.federation.pool import Normalise
+from fedcat.sources.places import expanded
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+PLAIN_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Pillow's modes of 8 bits a channel; the others would be clipped."""
 
 
 def from_torch(train: Any, test: Any = None, *, owner: object = None, **given: Any) -> Dataset:
@@ -43,29 +48,32 @@ def from_torch(train: Any, test: Any = None, *, owner: object = None, **given: A
 
 def _columns(part: str, dataset: Any, position: int | None) -> tuple[object, object, object]:
     """Return the inputs, the labels and the owners of a PyTorch dataset."""
+    wanted = [0, 1] if position is None else [0, 1, position]
     try:
-        count = len(dataset)
-        if isinstance(dataset, TensorDataset):
-            columns: Sequence[Any] = dataset.tensors
+        if type(dataset) is TensorDataset:
+            columns: list[Any] = [dataset.tensors[column] for column in wanted]
         else:
-            items = [dataset[i] for i in range(count)]
-            width = 2 if position is None else max(2, position + 1)
-            columns = [[item[column] for item in items] for column in range(width)]
-        x, y = columns[0], columns[1]
-        owners = None if position is None else columns[position]
+            items = [dataset[i] for i in range(len(dataset))]
+            columns = [[item[column] for item in items] for column in wanted]
     except (TypeError, IndexError, KeyError) as error:
-        wanted = "(input, class number)" + ("" if position is None else f" with the owner at position {position}")
+        words = "(input, class number)" + ("" if position is None else f" with the owner at position {position}")
         raise SettingError(
-            f"{part} must be a torch Dataset with a length whose items are {wanted}, got {type(dataset).__name__}"
+            f"{part} must be a torch Dataset with a length whose items are {words}, got {type(dataset).__name__}"
         ) from error
-    if isinstance(x, Tensor):
-        return x, y, owners
-    arrays = [_array(value) for value in x]
-    shapes = sorted({array.shape for array in arrays})
-    if len(shapes) > 1:
-        raise SettingError(f"{part} must hold inputs of one shape, got {shapes[0]} and {shapes[-1]}")
-    plain_owners = None if owners is None else [v.item() if isinstance(v, Tensor) else v for v in owners]
-    return np.stack(arrays), [int(label) for label in y], plain_owners
+    if not len(columns[0]):
+        raise SettingError(f"{part} must hold at least one sample, got none")
+    if not isinstance(columns[0], Tensor):
+        arrays = [_array(value) for value in columns[0]]
+        shapes = sorted({array.shape for array in arrays})
+        if len(shapes) > 1:
+            raise SettingError(f"{part} must hold inputs of one shape, got {shapes[0]} and {shapes[-1]}")
+        columns = [np.stack(arrays), *([_number(value) for value in column] for column in columns[1:])]
+    return columns[0], columns[1], columns[2] if position is not None else None
+
+
+def _number(value: Any) -> Any:
+    """Return a label or an owner as Python's own number or text."""
+    return value.item() if isinstance(value, (Tensor, np.generic)) and value.ndim == 0 else value
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -102,7 +110,7 @@ def from_npz(
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files if name in ("x", "y", "x_test", "y_test", "owner")}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{file} cannot be read as an .npz file of plain arrays: {error}") from error
     if "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(
@@ -149,7 +157,11 @@ def from_folder(
     mean, std : tuple of float
         How pixels from 0 to 1 are normalised.
     """
+    normalise = Normalise(255.0, mean, std)
+    normalise.check_channels(3 if colour else 1)
     base = _named("folder", str(path))
+    if size < 0:
+        raise SettingError(f"folder.size must be at least 0, got {size}")
     if not base.is_dir():
         raise DataError(f"folder.path must name a folder of class-named folders, got {str(path)!r}")
     parts = [name for name in ("train", "test") if (base / name).is_dir()]
@@ -170,7 +182,7 @@ def from_folder(
         owner=owner,
         test_fraction=test_fraction,
         seed=split_seed,
-        normalise=Normalise(255.0, mean, std),
+        normalise=normalise,
         name=base.resolve().name,
         class_names=classes,
     )
@@ -179,7 +191,7 @@ def from_folder(
 def _named(dataset: str, path: str) -> Path:
     if not path:
         raise SettingError(f"dataset {dataset!r} needs its option path: -d path=...")
-    return Path(path).expanduser()
+    return expanded(path)
 
 
 def _class_folders(top: Path) -> list[str]:
@@ -211,8 +223,12 @@ def _pixels(files: Sequence[Path], size: int, colour: bool) -> NDArray[np.uint8]
     for file in files:
         try:
             with Image.open(file) as image:
+                if image.mode not in PLAIN_MODES:
+                    raise DataError(f"{file} has pixels of mode {image.mode}: convert it to 8 bits a channel first")
                 plain = image.convert("RGB" if colour else "L")
                 array = np.asarray(plain.resize((size, size), Image.Resampling.BILINEAR) if size else plain)
+        except DataError:
+            raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"{file} cannot be read as an image: {error}") from error
         arrays.append(np.moveaxis(array, -1, 0) if colour else array[None])
@@ -227,19 +243,21 @@ def _pixels(files: Sequence[Path], size: int, colour: bool) -> NDArray[np.uint8]
 def _owner_column(table: Path, base: Path, files: Sequence[Path]) -> list[str]:
     """Return the owner of each file from a CSV file."""
     try:
-        with table.expanduser().open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        known = {(base / row["file"]).resolve(): row["owner"] for row in rows}
+        with expanded(table).open(newline="", encoding="utf-8-sig") as file:
+            rows = [(os.path.normpath(row["file"]), row["owner"]) for row in csv.DictReader(file)]
     except OSError as error:
         raise DataError(f"{table} cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, csv.Error, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise DataError(f"{table} must be a CSV file with the columns file and owner") from error
-    for image in files:
-        if not known.get(image.resolve()):
-            raise DataError(
-                f"{table} must name the owner of every training image, got none for {image.relative_to(base)}"
-            )
-    return [known[image.resolve()] for image in files]
+    known = dict(rows)
+    if len(known) < len(rows):
+        twice = next(name for number, (name, _) in enumerate(rows) if name in dict(rows[:number]))
+        raise DataError(f"{table} must name every file once, got {twice} twice")
+    names = [str(image.relative_to(base)) for image in files]
+    for name in names:
+        if not known.get(name):
+            raise DataError(f"{table} must name the owner of every training image, got none for {name}")
+    return [known[name] for name in names]
 
 
 DATASETS.add(

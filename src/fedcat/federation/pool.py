@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,22 @@ class Normalise:
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+            if not values or not numbers or (name == "std" and 0 in values):
+                right = "numbers, none of them 0" if name == "std" else "numbers"
+                raise SettingError(f"{name} must be a list of {right}, got {list(values)}")
+
+    def check_channels(self, channels: int) -> None:
+        """Raise a `SettingError` unless the constants are one, or one a channel."""
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if len(values) not in (1, channels):
+                right = "one number" if channels == 1 else f"one number or {channels}"
+                raise SettingError(f"{name} must be {right} for inputs of {channels} channels, got {list(values)}")
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the batch `x` [batch, channels, ...] normalised, as `dtype`."""
@@ -62,6 +79,8 @@ class Pool:
             raise SettingError(f"y must hold class numbers from 0, got {int(self.y.min())}")
         if normalise is None and self.x.dtype == torch.uint8:
             normalise = Normalise()
+        if normalise is not None and self.x.dim() > 1:
+            normalise.check_channels(self.x.shape[1])
         self.normalise = normalise
         self._moved: dict[torch.device, Pool] = {}
 
@@ -72,6 +91,13 @@ class Pool:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def kind(self) -> str:
+        """What the stored inputs are: bytes, floating numbers or other whole numbers."""
+        if self.x.is_floating_point():
+            return "floating numbers"
+        return "bytes" if self.x.dtype == torch.uint8 else "whole numbers"
 
     def to(self, device: torch.device) -> Pool:
         """Return this pool on `device`; the same object each time, so that simulations share it."""

@@ -64,8 +64,9 @@ def mnist(*, data_dir: str = "", mean: tuple[float, ...] = (0.1307,), std: tuple
     mean, std : tuple of float
         How pixels from 0 to 1 are normalised.
     """
+    normalise = _normalise(1, mean, std)
     content = SOURCES["mnist"].content(data_dir)
-    return _images("mnist", content, 10, mean, std, {"net": "lab-mnist"}, tuple(string.digits))
+    return _images("mnist", content, 10, normalise, {"net": "lab-mnist"}, tuple(string.digits))
 
 
 @DATASETS.register("cifar10", "60,000 colour images of 32 x 32 pixels in 10 classes: 50,000 to train, 10,000 to test")
@@ -73,8 +74,9 @@ def cifar10(
     *, data_dir: str = "", mean: tuple[float, ...] = (0.5, 0.5, 0.5), std: tuple[float, ...] = (0.5, 0.5, 0.5)
 ) -> Dataset:
     """Load CIFAR-10; the parameters are those of `mnist`."""
+    normalise = _normalise(3, mean, std)
     content = SOURCES["cifar10"].content(data_dir)
-    return _images("cifar10", content, 10, mean, std, {"net": "lab-cifar"}, _CIFAR10_NAMES)
+    return _images("cifar10", content, 10, normalise, {"net": "lab-cifar"}, _CIFAR10_NAMES)
 
 
 @DATASETS.register(
@@ -99,11 +101,12 @@ def cifar100(
     """
     if labels not in ("coarse", "fine"):
         raise unknown("cifar100.labels", labels, ("coarse", "fine"))
+    normalise = _normalise(3, mean, std)
     content = SOURCES["cifar100"].content(data_dir)
     coarse = labels == "coarse"
     names = _COARSE_NAMES if coarse else ()
     column = 0 if coarse else 1
-    return _images("cifar100", content, 20 if coarse else 100, mean, std, {"net": "lab-cifar"}, names, column)
+    return _images("cifar100", content, 20 if coarse else 100, normalise, {"net": "lab-cifar"}, names, column)
 
 
 @DATASETS.register(
@@ -133,13 +136,14 @@ def femnist(
     keep : int
         Writers with fewer samples, training and test together, are left out.
     """
+    normalise = _normalise(1, mean, std)
     content = SOURCES["femnist"].content(data_dir)
     sizes = {part: content.arrays[f"{part}_sizes"] for part in ("train", "test")}
     fit = np.flatnonzero((sizes["train"] + sizes["test"] >= keep) & (sizes["train"] > 0))
     if not 0 <= writers <= len(fit) or not len(fit):
         raise SettingError(
-            f"femnist.writers must be at most {len(fit)}, the writers with at least keep = {keep} samples, "
-            f"got {writers}"
+            f"femnist.writers must be at most {len(fit)}, the writers with at least keep = {keep} samples, or 0 for "
+            f"all of them, got {writers}"
         )
     drawn = chance(seed, Purpose.WRITERS).permutation(fit)[: writers or len(fit)]
     chosen = np.isin(np.arange(len(content.words["writers"])), drawn)
@@ -154,8 +158,7 @@ def femnist(
         "femnist",
         Content(arrays),
         62,
-        mean,
-        std,
+        normalise,
         {"net": "lab-femnist", "partition": NATURAL, "devices": len(names), "min_samples": 1},
         tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
     )
@@ -167,23 +170,21 @@ def _images(
     name: str,
     content: Content,
     classes: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    normalise: Normalise,
     defaults: dict[str, object],
     class_names: tuple[str, ...],
     column: int = 0,
 ) -> Dataset:
     """Make a dataset of decoded images; of several labels a sample, those of one column."""
-    channels = content.arrays["train_x"].shape[1]
-    for option, values in (("mean", mean), ("std", std)):
-        numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-        if not numbers or len(values) not in (1, channels) or (option == "std" and 0 in values):
-            right = "a list of one number" + (f" or {channels}" if channels > 1 else "")
-            nonzero = ", none of them 0" if option == "std" else ""
-            raise SettingError(f"{name}.{option} must be {right}{nonzero}, got {list(values)}")
-    normalise = Normalise(255.0, mean, std)
     pools = {}
     for part in ("train", "test"):
         labels = content.arrays[f"{part}_y"]
         pools[part] = Pool(content.arrays[f"{part}_x"], labels if labels.ndim == 1 else labels[:, column], normalise)
     return Dataset(name, pools["train"], pools["test"], classes, defaults, class_names=class_names)
+
+
+def _normalise(channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalise:
+    """Check the constants; done before anything is loaded or downloaded."""
+    normalise = Normalise(255.0, mean, std)
+    normalise.check_channels(channels)
+    return normalise

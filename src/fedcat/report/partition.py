@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def check_picture(path: Path) -> None:
     """Raise a `SettingError` unless a picture can be written to a file of this name."""
     if path.suffix.lower() not in FORMATS:
         raise SettingError(f"the picture's name must end in {', '.join(FORMATS)}, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise SettingError(f"picture {str(path)!r} cannot be written: there is no folder {str(path.parent)!r}")
 
 
 def draw_partition(federation: Federation, path: str | Path, title: str = "") -> None:
@@ -50,7 +53,7 @@ def draw_partition(federation: Federation, path: str | Path, title: str = "") ->
     figure = Figure(figsize=(float(np.clip(2.2 + 0.1 * federation.devices, 7, 13)), height), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, max(2.2, 0.22 * federation.classes)))
-    figure.suptitle(title or str(federation), x=0.01, ha="left", fontsize=11)
+    figure.suptitle(title or str(federation), x=0.01, ha="left", fontsize=11, parse_math=False)
     _sizes(above, federation.sizes[order])
     if many:
         _shades(figure, below, counts[order])
@@ -58,7 +61,9 @@ def draw_partition(federation: Federation, path: str | Path, title: str = "") ->
         _bubbles(below, counts)
     _axes(below, federation, many)
     try:
-        figure.savefig(target, dpi=150)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            figure.savefig(target, dpi=150)
     except OSError as error:
         raise SettingError(f"picture {str(target)!r} cannot be written: {error.strerror}") from error
 
@@ -99,7 +104,7 @@ def _axes(axes: Any, federation: Federation, many: bool) -> None:
     axes.set_ylim(federation.classes - 0.4, -0.6)
     if federation.classes <= LABELS:
         names = federation.class_names or [str(label) for label in range(federation.classes)]
-        axes.set_yticks(range(federation.classes), names)
+        axes.set_yticks(range(federation.classes), names, parse_math=False)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 

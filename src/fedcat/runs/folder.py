@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedcat.errors import SettingError
+from fedcat.files import replacing
 from fedcat.models.layout import Layout
 from fedcat.runs.ledger import Entry
 
@@ -106,16 +106,14 @@ class RunFolder:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it, so that it is whole or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def save_model(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write named tensors as safetensors, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary)
 
 
 def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ _TFF = "fed_emnist.tar.bz2"
 
 def _written(train: Iterable[Writer], test: Iterable[Writer]) -> Content:
     """Put the writers' samples together, writer after writer in the order of their names."""
-    parts = {"train": _by_name(train), "test": _by_name(test)}
+    parts = {"train": _by_name("training", train), "test": _by_name("test", test)}
     names = sorted({name for part in parts.values() for name in part})
     arrays: dict[str, np.ndarray] = {}
     for part, writers in parts.items():
@@ -192,11 +192,11 @@ def _written(train: Iterable[Writer], test: Iterable[Writer]) -> Content:
     return Content(arrays, {"writers": names})
 
 
-def _by_name(writers: Iterable[Writer]) -> dict[str, Writer]:
+def _by_name(part: str, writers: Iterable[Writer]) -> dict[str, Writer]:
     found: dict[str, Writer] = {}
     for writer in writers:
         if writer.name in found:
-            raise DataError(f"FEMNIST must have each writer once in a part, got {writer.name} twice")
+            raise DataError(f"the {part} files of FEMNIST must have each writer once, got {writer.name} twice")
         found[writer.name] = writer
     return found
 

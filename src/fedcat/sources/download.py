@@ -5,14 +5,12 @@ What has arrived is kept beside the target as NAME.part until the checksum is ri
 
 from __future__ import annotations
 
-import hashlib
 import http.client
-import os
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +26,8 @@ PAUSE = 1.0
 """Seconds before the second attempt; each further pause is twice as long."""
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as broken."""
+ABANDONED = 10 * TIMEOUT
+"""Seconds without a byte after which what a process has fetched counts as left behind."""
 
 
 class DownloadError(Exception):
@@ -51,31 +51,32 @@ def fetch(addresses: Sequence[str], target: Path, checksum: Checksum) -> None:
         What it must be.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    with _alone(part):
+    with _in_turn(target):
         if target.exists():
             return
         reasons = []
-        for address in addresses:
-            try:
-                _fetch_from(address, part, checksum)
-            except DownloadError as error:
-                reasons.append(str(error))
-            else:
-                part.replace(target)
-                return
+        with _own_part(target) as part:
+            for address in addresses:
+                try:
+                    _fetch_from(address, part, checksum)
+                except DownloadError as error:
+                    reasons.append(str(error))
+                else:
+                    part.replace(target)
+                    return
     raise DownloadError("; ".join(reasons))
 
 
 def _fetch_from(address: str, part: Path, checksum: Checksum) -> None:
     """Fill `part` from one address until its checksum is right."""
-    failures = 0
+    failures, most = 0, _size(part)
     while True:
         before = _size(part)
         try:
             _transfer(address, part)
         except _BrokenOffError as error:
-            failures = 1 if _size(part) > before else failures + 1
+            failures = 1 if _size(part) > most else failures + 1
+            most = max(most, _size(part))
             if failures == ATTEMPTS:
                 raise DownloadError(f"{address}: {error}") from error
             time.sleep(PAUSE * 2 ** (failures - 1))
@@ -86,7 +87,7 @@ def _fetch_from(address: str, part: Path, checksum: Checksum) -> None:
         part.unlink()
         if not before:
             raise DownloadError(f"what {address} gives {wrong}")
-        tell(f"{part.name} did not fit what {address} gives: downloading it anew")
+        tell(f"what was there of {address.rpartition('/')[2]} did not fit: downloading it anew")
 
 
 def _transfer(address: str, part: Path) -> None:
@@ -101,8 +102,7 @@ def _transfer(address: str, part: Path) -> None:
             have = have if resumed else 0
             length = answer.headers.get("Content-Length")
             total = have + int(length) if length else None
-            with part.open("ab" if resumed else "wb") as file:
-                _copy(answer, file, address.rpartition("/")[2], have, total)
+            _copy(answer, part, address.rpartition("/")[2], have, total)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # nothing follows what is there: the checksum will tell whether that is the file
             return
@@ -115,17 +115,26 @@ def _transfer(address: str, part: Path) -> None:
         raise _BrokenOffError(f"the connection broke ({error or type(error).__name__})") from error
 
 
-def _copy(answer: IO[bytes], file: IO[bytes], name: str, have: int, total: int | None) -> None:
-    with transfer(name, have, total) as advance:
+def _copy(answer: IO[bytes], part: Path, name: str, have: int, total: int | None) -> None:
+    """Write what arrives after the first `have` bytes of `part`."""
+    with _writable(part, "ab" if have else "wb") as file, transfer(name, have, total) as advance:
         while piece := answer.read(CHUNK):
             try:
                 file.write(piece)
             except OSError as error:
-                raise DownloadError(f"{name} cannot be written: {error.strerror}") from error
+                raise DownloadError(f"{part} cannot be written: {error.strerror}") from error
             have += len(piece)
             advance(len(piece))
     if total is not None and have < total:
         raise _BrokenOffError(f"the connection broke after {have:,} of {total:,} bytes")
+
+
+def _writable(part: Path, mode: str) -> IO[bytes]:
+    try:
+        file: IO[bytes] = part.open(mode)
+    except OSError as error:
+        raise DownloadError(f"{part} cannot be written: {error.strerror}") from error
+    return file
 
 
 def _size(path: Path) -> int:
@@ -133,19 +142,49 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _alone(part: Path) -> Iterator[None]:
-    """Keep other processes of this machine off `part`; they wait, and then find the file there."""
+def _own_part(target: Path) -> Iterator[Path]:
+    """Give a name beside `target` that is this process's alone, for what has arrived.
+
+    It begins with what an earlier process left as NAME.part, or under a name of its own that it has not written to for
+    a while. Taking it is a rename, so that only one process gets it; what is left at the end is NAME.part again.
+    """
+    left = target.with_name(f"{target.name}.part")
+    own = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.part")
+    for found in (left, *sorted(target.parent.glob(f"{target.name}.????????.part"))):
+        try:
+            if found == left or time.time() - found.stat().st_mtime > ABANDONED:
+                found.rename(own)
+                break
+        except OSError:
+            continue
+    try:
+        yield own
+    finally:
+        if own.exists():
+            own.replace(left)
+
+
+@contextmanager
+def _in_turn(target: Path) -> Iterator[None]:
+    """Let processes of this machine fetch a file one after another; the later ones then find it there.
+
+    This spares the network only: where locks do not work, each of them downloads into a file of its own.
+    """
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    mark = hashlib.sha256(str(part.resolve()).encode()).hexdigest()[:20]
-    lock = Path(tempfile.gettempdir()) / f"fedcat-{os.getuid()}-{mark}.lock"
+    lock = target.with_name(f".{target.name}.lock")
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            tell(f"another process downloads {part.name.removesuffix('.part')}: waiting for it")
+        except BlockingIOError:
+            tell(f"another process downloads {target.name}: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        except OSError:
+            pass
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

@@ -111,7 +111,8 @@ def read_pickled_cifar(content: bytes, name: str, keys: Sequence[str]) -> tuple[
             elif isinstance(argument, int) and opcode.name.startswith("BININT") and open_column is not None:
                 open_column.append(argument)
     except (ValueError, UnicodeError, struct.error) as error:
-        raise DataError(f"{name} is no file of CIFAR's Python version: {str(error).splitlines()[0]}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{name} is no file of CIFAR's Python version: {reason}") from error
     counts = {len(column) for column in columns.values()}
     if set(columns) != set(keys) or counts != {len(images) // 3072} or len(images) % 3072 or not images:
         raise DataError(f"{name} is no file of CIFAR's Python version: it lacks images, or one of {', '.join(keys)}")
@@ -157,10 +158,10 @@ def read_tff(path: Path) -> Iterator[Writer]:
                 told = f"{path}: writer {user}"
                 x = np.asarray(samples["pixels"], dtype=np.float64).reshape(-1, 784)
                 yield Writer(user, _grey(x, told), _character(np.asarray(samples["label"]).reshape(-1), len(x), told))
-    except (OSError, KeyError, AttributeError, RuntimeError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        reason = str(error).strip("'\"").splitlines()[0]
+    except DataError:
+        raise
+    except (OSError, KeyError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip("'\"").splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path} is no HDF5 file of FEMNIST (examples/WRITER/pixels, label): {reason}") from error
 
 
@@ -168,8 +169,10 @@ def _grey(x: NDArray[np.float64], name: str) -> Bytes:
     """Return pixels from 0 to 1 as the bytes that they were made of; others were not made of bytes."""
     if not len(x):
         raise DataError(f"{name} has no samples")
-    levels = np.rint(x * 255)
-    if not (np.abs(x * 255 - levels) < 1e-4).all() or levels.min() < 0 or levels.max() > 255:
+    with np.errstate(invalid="ignore", over="ignore"):
+        levels = np.rint(x * 255)
+        exact = (np.abs(x * 255 - levels) < 1e-4).all()
+    if not exact or levels.min() < 0 or levels.max() > 255:
         raise DataError(f"{name} must have pixels that are 256 levels of grey from 0 to 1: the file is damaged")
     return levels.astype(np.uint8).reshape(-1, 1, 28, 28)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from fedcat.errors import DataError
@@ -14,12 +15,27 @@ VARIABLE = "FEDCAT_DATA"
 def cache() -> Path:
     """Return the folder of this user in which downloads and prepared copies are kept; it need not exist."""
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local")
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = _home() / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache")
     return base / "fedcat"
+
+
+def expanded(text: str | Path) -> Path:
+    """Return a path with a leading ~ replaced by the user's folder, where there is such a user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user without an entry, as in some containers
+        return Path(tempfile.gettempdir())
 
 
 def places(data_dir: str | Path | None = None, *, must_exist: bool = True) -> list[Path]:
@@ -36,7 +52,7 @@ def places(data_dir: str | Path | None = None, *, must_exist: bool = True) -> li
     found = []
     for setting, text in named:
         if text:
-            path = Path(text).expanduser()
+            path = expanded(text)
             if must_exist and not path.is_dir():
                 raise DataError(f"{setting} must name a folder that is there, got {text!r}")
             found.append(path)

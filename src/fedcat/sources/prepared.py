@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from fedcat.errors import DataError
+from fedcat.files import replacing
 from fedcat.sources import places
 from fedcat.sources.checksum import file_digest
 from fedcat.sources.telling import tell
@@ -48,6 +49,7 @@ def content_of(name: str, files: Mapping[str, Path], decode: Callable[[], Conten
         Reads and verifies them. Nothing is written where it raises.
     """
     folder = places.cache() / "prepared"
+    seen = {name: _mark(path) for name, path in files.items()}
     key, marks = _key(folder, files)
     copy = folder / f"{name}-{key[:20]}.safetensors"
     content = _read(copy)
@@ -55,6 +57,7 @@ def content_of(name: str, files: Mapping[str, Path], decode: Callable[[], Conten
         if content is None:
             tell(f"preparing {name} (once)")
             content = decode()
+            _check_untouched(files, seen)
             _write(copy, content)
         if marks:
             _write_marks(folder, marks)
@@ -74,14 +77,26 @@ def _key(folder: Path, files: Mapping[str, Path]) -> tuple[str, dict[str, Any]]:
     digest = hashlib.sha256(f"format {FORMAT}".encode())
     fresh = {}
     for name, path in sorted(files.items()):
-        state = path.stat()
-        mark = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+        mark = _mark(path)
         place = str(path.resolve())
         entry = known.get(place)
         if not isinstance(entry, dict) or entry.get("mark") != mark:
             entry = fresh[place] = {"mark": mark, "sha256": file_digest(path)}
         digest.update(f"\n{name} {entry['sha256']}".encode())
     return digest.hexdigest(), fresh
+
+
+def _mark(path: Path) -> list[int]:
+    """Return what changes when a file is written to."""
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+
+
+def _check_untouched(files: Mapping[str, Path], seen: Mapping[str, list[int]]) -> None:
+    """Raise where a file was written to since its checksum was taken: the copy would be kept under a wrong one."""
+    for name, path in files.items():
+        if _mark(path) != seen[name]:
+            raise DataError(f"{path} was changed while it was read: wait until it is whole, and try again")
 
 
 def _read_marks(folder: Path) -> dict[str, Any]:
@@ -94,14 +109,15 @@ def _read_marks(folder: Path) -> dict[str, Any]:
 
 def _write_marks(folder: Path, fresh: Mapping[str, Any]) -> None:
     text = json.dumps({**_read_marks(folder), **fresh}, indent=1)
-    _replace(folder / MARKS, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    with _kept(folder / MARKS) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _read(copy: Path) -> Content | None:
     """Return what a copy holds, or None where there is none or it is damaged."""
-    if not copy.exists():
-        return None
     try:
+        if not copy.exists():
+            return None
         with safe_open(copy, framework="np") as file:
             told = json.loads(file.metadata()["fedcat"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -117,25 +133,20 @@ def _write(copy: Path, content: Content) -> None:
     crc = {name: _crc(array) for name, array in arrays.items()}
     words = {name: list(listed) for name, listed in content.words.items()}
     told = {"fedcat": json.dumps({"crc32": crc, "words": words})}
-    _replace(copy, lambda temporary: save_file(arrays, temporary, told))
+    with _kept(copy) as temporary:
+        save_file(arrays, temporary, told)
 
 
 def _crc(array: NDArray[Any]) -> int:
     return zlib.crc32(np.ascontiguousarray(array).data)
 
 
-def _replace(target: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a temporary name and rename it."""
-    temporary = None
+@contextmanager
+def _kept(path: Path) -> Iterator[Path]:
+    """Write a file of the cache."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
-        os.close(handle)
-        temporary = Path(name)
-        write(temporary)
-        temporary.replace(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            yield temporary
     except (OSError, SafetensorError) as error:
         raise _CacheError(getattr(error, "strerror", None) or error) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fedcat.errors import DataError
 from fedcat.sources.checksum import Checksum
@@ -20,6 +20,9 @@ from fedcat.sources.prepared import Content, content_of
 
 class Form(Protocol):
     """One form in which a dataset's files may lie in a folder."""
+
+    verified: ClassVar[bool]
+    """Whether there are published checksums to compare the files with."""
 
     def find(self, place: Path) -> dict[str, Path] | None:
         """Return the files by name where they are all under `place`, else None."""
@@ -44,6 +47,7 @@ class Files:
         Decodes the files' content by name; errors call a file by the path that stands beside it.
     """
 
+    verified: ClassVar[bool] = True
     folders: Sequence[str]
     checksums: Mapping[str, Checksum]
     read: Callable[[Mapping[str, tuple[bytes, str]]], Content]
@@ -84,6 +88,7 @@ class Archive:
         Decodes the opened archive; errors call it by the path that is the second argument.
     """
 
+    verified: ClassVar[bool] = True
     folders: Sequence[str]
     name: str
     checksum: Checksum
@@ -121,6 +126,7 @@ class Globs:
         Decodes the files, by their paths under the folder.
     """
 
+    verified: ClassVar[bool] = False
     folders: Sequence[str]
     patterns: Sequence[str]
     read: Callable[[Mapping[str, Path]], Content]
@@ -129,7 +135,7 @@ class Globs:
         """Return the files, all of one folder."""
         for folder in self.folders:
             base = place / folder
-            found = [sorted(base.glob(pattern)) for pattern in self.patterns]
+            found = [[p for p in sorted(base.glob(pattern)) if p.name[0] != "."] for pattern in self.patterns]
             if all(found):
                 return {str(path.relative_to(base)): path for paths in found for path in paths}
         return None
@@ -189,7 +195,10 @@ class Source:
         """Return the form and the files of this dataset in the first place that has them, or None."""
         for place in places(data_dir):
             for form in self.forms:
-                files = form.find(place)
+                try:
+                    files = form.find(place)
+                except OSError:  # a folder that may not be looked into
+                    files = None
                 if files is not None:
                     return form, files
         return None
