@@ -213,7 +213,7 @@ def test_a_federation_brings_its_own_devices():
         fedcat.run(dataset=fed, net=nn.Linear(4, 3), alpha=0.1)
     with pytest.raises(SettingError, match="devices must be 12 as in the federation, got 5"):
         fedcat.run(dataset=fed, net=nn.Linear(4, 3), devices=5)
-    with pytest.raises(SettingError, match="net must be named: dataset '<custom>' has none"):
+    with pytest.raises(SettingError, match="net must be named, see `fedcat nets`: dataset '<custom>' has none"):
         fedcat.run(dataset=fed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -25,7 +25,16 @@ from fedcat.options import options
 from fedcat.presets import PRESET_DATASETS, PRESETS, covered, preset, uncover
 from fedcat.progress import Watcher
 from fedcat.runs.folder import check_free
-from fedcat.screen import say, show_comparison, show_fields, show_methods, show_notes, show_registry, show_result
+from fedcat.screen import (
+    described,
+    say,
+    show_comparison,
+    show_fields,
+    show_methods,
+    show_notes,
+    show_registry,
+    show_result,
+)
 from fedcat.selection import SELECTORS
 from fedcat.version import __version__
 from fedcat.workshop import Workshop
@@ -93,8 +102,10 @@ def run(
     path = out_folder or _free_folder(f"{method}-{prepared.settings.dataset}")
     check_free(path)
     show_notes(err, [note for note in prepared.notes if prepared.engine_why not in note])
+    show_notes(err, _vain(given, [prepared.settings]))
     name, why = prepared.simulation.engine.name, prepared.engine_why
     say(out, f"{prepared.settings.method} on {prepared.federation}")
+    say(out, described([prepared.settings]))
     say(out, f"engine {name} on {prepared.simulation.task.layout.device}: {why}")
     watcher = Watcher(out, [prepared.settings.method], [prepared.settings.rounds])
     try:
@@ -136,7 +147,7 @@ def compare(
         settings["seed"] = _whole("seed", seed)
     settings.pop("method", None)
     settings["options"] = _with_options(settings.get("options", {}), names, option or [])
-    for name in swept.keys() & given.keys():
+    for name in swept.keys() & {*given, *assignments("dataset-option", dataset_option or [])}:
         raise SettingError(f"{name} must be set or swept, got both")
     if "fraction" in swept and "per_round" not in given:
         settings.pop("per_round", None)
@@ -150,6 +161,9 @@ def compare(
     federations = {str(ready.federation): ready.federation.name for ready in comparison.prepared}
     on = next(iter(federations)) if len(federations) == 1 else ", ".join(dict.fromkeys(federations.values()))
     say(out, f"{len(comparison.prepared)} runs side by side on {on}")
+    every = [ready.settings for ready in comparison.prepared]
+    show_notes(err, _vain({*given, *swept}, every))
+    say(out, described(every))
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     rounds = [ready.settings.rounds for ready in comparison.prepared]
     watcher = Watcher(out, labels, rounds)
@@ -207,7 +221,11 @@ def _settings(
     if dataset != stored.get("dataset", Settings.dataset):
         stored.pop("dataset_options", None)
     for name in [given["preset"]] if given.get("preset") else presets:
-        stored = uncover(stored, covered(name))
+        shown = uncover(stored, covered(name))
+        replaced = [f"{n} {stored[n]}" for n in stored if n not in (*shown, *given) and n not in ("preset", "net")]
+        if replaced and file is not None:
+            show_notes(err, [f"preset {name!r} replaces what {file} says of: {', '.join(replaced)}"])
+        stored = shown
     stored["dataset_options"] = dataset_table(dataset, stored.get("dataset_options", {}), dataset_texts)
     return {**stored, **given}
 
@@ -219,6 +237,14 @@ def _setting_up() -> Iterator[None]:
     except KeyboardInterrupt:
         err.print("interrupted before the first round; nothing was written")
         raise typer.Exit(130) from None
+
+
+def _vain(given: Collection[str], settings: Sequence[Settings]) -> list[str]:
+    """Return what was given though no partition of these settings takes it."""
+    partitions = {one.partition for one in settings}
+    takers = {"alpha": "dirichlet", "shards": "shards"}
+    vain = [name for name in takers if name in given and not any(p.startswith(takers[name]) for p in partitions)]
+    return [f"{name} has no effect in the partition {', '.join(sorted(partitions))}" for name in vain]
 
 
 def _whole(name: str, text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from fedcat.cli_options import dataset_table, with_settings
 from fedcat.errors import SettingError, unknown
+from fedcat.experiment import Settings
 from fedcat.federation.datasets import DATASETS
 from fedcat.federation.federation import Federation
 from fedcat.federation.partition import PARTITIONS
@@ -79,8 +81,9 @@ def show(
     rows: Annotated[int, typer.Option(metavar="NUMBER", help="devices to list; 0 for all")] = 20,
     picture: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="the picture, .png, .svg or .pdf [NAME-PARTITION.png]"),
+        typer.Option("--out", metavar="FILE", help="the picture, .png, .svg or .pdf [named by data and partition]"),
     ] = None,
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="only print")] = False,
     table: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="also write samples by device and class to a CSV file")
     ] = None,
@@ -88,20 +91,36 @@ def show(
     """Show how a dataset is divided over devices: sizes, classes, skew, and a picture."""
     if picture is not None:
         check_picture(picture)
+    if table is not None and not table.parent.is_dir():
+        raise SettingError(f"csv file {str(table)!r} cannot be written: there is no folder {str(table.parent)!r}")
     if rows < 0:
         raise SettingError(f"rows must be at least 0, got {rows}")
     options = dataset_table(name, {}, dataset_option or [])
     settings, federation = Workshop().divide({**given, "dataset": name, "dataset_options": options})
     show_partition(out, federation, Skew.of(federation), rows or federation.devices)
-    takes_alpha = settings.partition.startswith("dirichlet")
-    stem = f"{name}-{settings.partition}" + (f"-{settings.alpha:g}" if takes_alpha else "")
-    target = picture or Path(stem.replace(":", "-").replace("/", "-") + ".png")
-    how = settings.partition + (f", alpha {settings.alpha:g}" if takes_alpha else "")
-    draw_partition(federation, target, f"{federation}\npartition {how}, seed {data_seed(settings)}")
-    say(out, f"picture: {target}")
+    if not no_picture:
+        target = picture or Path(_picture_name(settings, federation, options))
+        how = settings.partition + (f", alpha {settings.alpha:g}" if settings.partition[:9] == "dirichlet" else "")
+        draw_partition(federation, target, f"{federation}\npartition {how}, seed {data_seed(settings)}")
+        say(out, f"picture: {target}")
     if table is not None:
         _write_csv(federation, table)
         say(out, f"table: {table}")
+
+
+def _picture_name(settings: Settings, federation: Federation, options: Mapping[str, Any]) -> str:
+    """Return a name that tells partitions of one dataset apart."""
+    chosen = [f"{name}-{value}" for name, value in options.items() if name not in ("path", "owners")]
+    alpha = [f"{settings.alpha:g}"] if settings.partition.startswith("dirichlet") else []
+    words = [
+        federation.name,
+        *chosen,
+        settings.partition,
+        *alpha,
+        str(federation.devices),
+        f"seed{data_seed(settings)}",
+    ]
+    return re.sub(r"[^\w.=-]+", "-", "-".join(words)) + ".png"
 
 
 def _write_csv(federation: Federation, path: Path) -> None:

@@ -100,6 +100,8 @@ def dataset_table(dataset: str, stored: Any, texts: list[str]) -> Any:
         raise SettingError(f"dataset_options must be a table of options, got {stored!r}")
     known = dataset_options(DATASETS.get(dataset))
     for name in named:
+        if not known:
+            raise SettingError(f"dataset {dataset} has no options, got {name!r}")
         if name not in known:
             raise unknown(f"option of dataset {dataset}", name, known)
     return {**stored, **{name: typed(name, text, known[name]) for name, text in named.items()}}

@@ -16,6 +16,7 @@ import numpy as np
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import Result, Watch, execute
 from fedcat.experiment import Settings
+from fedcat.federation.datasets import DATASETS, dataset_options
 from fedcat.methods import METHODS
 from fedcat.options import options
 from fedcat.registry import name_of, part_label
@@ -69,7 +70,7 @@ class Comparison:
     seeds : int or sequence of int
         How many seeds, from the given `seed` on, or which.
     sweep : mapping, optional
-        Settings, or options of methods, and the values to go through; all combinations are run.
+        Settings, or options of methods or of the dataset, and the values to go through; all combinations are run.
     out : path, optional
         A folder to write the runs to, each in a folder of its own.
     **given
@@ -124,31 +125,54 @@ def _variants(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return a label and the settings for each method and each combination of swept values that it knows."""
     known = [options(METHODS.get(method) if isinstance(method, str) else method) for method in methods]
-    names = set(Settings.__dataclass_fields__) - {"method", "seed", "options", "threads"}
-    if "fraction" in sweep and given.get("per_round") is not None:
-        raise SettingError("per_round must not be set where fraction is swept: it would have no effect")
-    for key in sweep:
-        if key not in names and not any(key in found for found in known):
-            raise unknown("sweep", key, names | {option for found in known for option in found})
-        if isinstance(sweep[key], str) or not hasattr(sweep[key], "__len__"):
-            raise SettingError(f"sweep of {key} must be a list of values, got {sweep[key]!r}")
-        if not len(sweep[key]):
-            raise SettingError(f"sweep of {key} must name at least one value, got none")
+    names = set(Settings.__dataclass_fields__) - {"method", "seed", "options", "dataset_options", "threads"}
+    _check_sweep(sweep, given, names, known)
     variants = []
     for method, own in zip(methods, known, strict=True):
         label = method if isinstance(method, str) else part_label(method)
         table = label if isinstance(method, str) else name_of(method) or f"<{label}>"
-        keys = [key for key in sweep if key in names or key in own]
-        for values in itertools.product(*(sweep[key] for key in keys)):
-            chosen = dict(zip(keys, values, strict=True))
+        seen = set()
+        for numbers in itertools.product(*(range(len(values)) for values in sweep.values())):
+            chosen = {key: sweep[key][number] for key, number in zip(sweep, numbers, strict=True)}
+            theirs = _options_of_data(chosen.get("dataset", given.get("dataset", Settings.dataset)))
+            chosen = {key: value for key, value in chosen.items() if key in names or key in own or key in theirs}
+            which = tuple((key, number) for key, number in zip(sweep, numbers, strict=True) if key in chosen)
+            if which in seen:
+                continue
+            seen.add(which)
             tables = dict(given.get("options", {}))
-            swept = {key: value for key, value in chosen.items() if key not in names}
+            swept = {key: value for key, value in chosen.items() if key not in names and key in own}
             if swept:
                 tables[table] = {**tables.get(label, {}), **tables.get(table, {}), **swept}
             settings = {key: value for key, value in chosen.items() if key in names}
+            of_data = {key: value for key, value in chosen.items() if key not in names and key not in own}
+            settings["dataset_options"] = {**given.get("dataset_options", {}), **of_data}
             words = "".join(f" {key}={_word(value)}" for key, value in chosen.items())
             variants.append((label + words, {**given, **settings, "method": method, "options": tables}))
     return variants
+
+
+def _check_sweep(
+    sweep: Mapping[str, Sequence[Any]], given: Mapping[str, Any], names: set[str], known: Sequence[Mapping[str, Any]]
+) -> None:
+    if "fraction" in sweep and given.get("per_round") is not None:
+        raise SettingError("per_round must not be set where fraction is swept: it would have no effect")
+    for key in sweep:
+        if isinstance(sweep[key], str) or not hasattr(sweep[key], "__len__"):
+            raise SettingError(f"sweep of {key} must be a list of values, got {sweep[key]!r}")
+        if not len(sweep[key]):
+            raise SettingError(f"sweep of {key} must name at least one value, got none")
+    datasets = sweep.get("dataset", [given.get("dataset", Settings.dataset)])
+    every = {option for found in (*known, *map(_options_of_data, datasets)) for option in found}
+    for key in sweep:
+        if key not in names and key not in every:
+            raise unknown("sweep", key, names | every)
+
+
+def _options_of_data(dataset: object) -> dict[str, Any]:
+    if isinstance(dataset, str):
+        return dataset_options(DATASETS.get(dataset))
+    return dataset_options(dataset) if callable(dataset) else {}
 
 
 def _seeds(seeds: int | Sequence[int], first: Any) -> list[int]:

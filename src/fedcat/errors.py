@@ -23,8 +23,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
         The names that exist.
     """
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    lower = {known_name.lower(): known_name for known_name in names}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    hint = f"did you mean {lower[close[0]]!r}? " if close else ""
     return SettingError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")
 
 

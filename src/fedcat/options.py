@@ -89,8 +89,8 @@ def _fitted(name: str, value: Any, default: Any) -> Any:
     kind = type(default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if kind is tuple and isinstance(value, list):
-        return tuple(value)
+    if kind is tuple and isinstance(value, (list, int, float)) and not isinstance(value, bool):
+        return tuple(value) if isinstance(value, list) else (value,)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise SettingError(f"{name} must be {WORDS.get(kind, kind.__name__)}, got {value!r}")
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedcat.comparison import Line
 from fedcat.execute import Result
+from fedcat.experiment import Settings
 from fedcat.federation.datasets import DATASETS, dataset_options
 from fedcat.federation.federation import Federation
 from fedcat.federation.skew import Skew
@@ -34,6 +35,26 @@ def show_fields(console: Console, fields: dict[str, str]) -> None:
     """Print names and values, one a line."""
     for name, value in fields.items():
         say(console, f"{name:10}{value}")
+
+
+def described(settings: Sequence[Settings]) -> str:
+    """Return the settings that matter most in words; of several runs those that all share."""
+
+    def same(words: Callable[[Settings], str]) -> str:
+        found = {words(one) for one in settings}
+        return found.pop() if len(found) == 1 else ""
+
+    parts = (
+        same(lambda s: f"preset {s.preset}" if s.preset else ""),
+        same(lambda s: f"net {s.net}"),
+        same(lambda s: f"partition {s.partition}" + (f", alpha {s.alpha:g}" if s.partition[:9] == "dirichlet" else "")),
+        same(lambda s: f"{s.k} devices a round"),
+        same(lambda s: f"{s.epochs} epochs of batches of {s.batch_size}"),
+        same(lambda s: f"lr {s.lr:g}"),
+        same(lambda s: f"momentum {s.momentum:g}"),
+        same(lambda s: f"{s.rounds:,} rounds"),
+    )
+    return "; ".join(filter(None, parts))
 
 
 def show_result(console: Console, result: Result) -> None:
@@ -116,7 +137,8 @@ def show_partition(console: Console, federation: Federation, skew: Skew, rows: i
     cells = [_device_row(console, federation, device) for device in range(min(rows, federation.devices))]
     headings = ("device", "samples", "classes", "most frequent", "mix")
     columns = list(zip(*([headings, *cells]), strict=True))
-    fits = sum(max(map(len, column)) + 2 for column in columns) - 2 <= console.width
+    needed = sum(max(map(len, column)) + 2 for column in columns) - 2
+    fits = needed <= console.width
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in headings if fits else headings[:-1]:
         table.add_column(heading, justify="right" if heading in ("samples", "classes") else "left", no_wrap=True)
@@ -125,6 +147,8 @@ def show_partition(console: Console, federation: Federation, skew: Skew, rows: i
     console.print(table)
     if fits:
         say(console, "mix: a column a class, in their order, the device's most frequent class at full height")
+    else:
+        say(console, f"a terminal of {needed} columns has room for each device's mix of classes")
     if rows < federation.devices:
         say(console, f"and {federation.devices - rows:,} devices more: --rows 0 lists all")
 

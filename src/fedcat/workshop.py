@@ -111,7 +111,8 @@ class Workshop:
         _check_early(plain, parts)
         data, dataset_options = self._data(parts.get("dataset", plain.get("dataset", Settings.dataset)), plain)
         settings = _resolved(plain, data, "partition" in given)
-        settings = replace(settings, dataset_options=dataset_options)
+        place = str(expanded(settings.data_dir).absolute()) if settings.data_dir else ""
+        settings = replace(settings, dataset_options=dataset_options, data_dir=place)
         return settings, self._federation(data, settings), parts
 
     def _data(self, named: object, plain: Mapping[str, Any]) -> tuple[Dataset | Federation, dict[str, Any]]:
@@ -260,7 +261,7 @@ def _resolved(plain: Mapping[str, Any], data: Dataset | Federation, partition_gi
 
 def _net_name(settings: Settings) -> str:
     if not settings.net:
-        raise SettingError(f"net must be named: dataset {settings.dataset!r} has none of its own")
+        raise SettingError(f"net must be named, see `fedcat nets`: dataset {settings.dataset!r} has none of its own")
     return settings.net
 
 

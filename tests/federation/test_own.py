@@ -165,8 +165,30 @@ def test_what_is_no_npz_is_said(tmp_path, kind):
     elif kind == "npy":
         with path.open("wb") as file:
             np.save(file, X)
-    with pytest.raises(DataError, match=r"mine\.npz (must hold x and y|cannot be read as an \.npz file)"):
+    with pytest.raises(
+        DataError, match=r"mine\.npz (must hold x and y|cannot be read as an \.npz file|is no \.npz file)"
+    ):
         fedcat.load_dataset("npz", path=str(path))
+
+
+def test_keys_and_labels_that_are_probably_mistakes_are_said(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=X, y=Y, owners=OWNERS)
+    with pytest.raises(DataError, match=r"mine.npz must hold x and y, .* got owners, x, y"):
+        fedcat.load_dataset("npz", path=path)
+    np.savez(path, x=X, y=Y + 1)
+    with pytest.raises(DataError, match=r"mine.npz: y must hold class numbers from 0, got none below 1: count from 0"):
+        fedcat.load_dataset("npz", path=path)
+    assert fedcat.load_dataset("npz", path=path, classes=4).classes == 4
+    np.savez(path, x=X, y=Y, x_test=X, y_test=Y + 3)
+    with pytest.raises(DataError, match=r"test labels must be among the training classes 0 to 2, got 5"):
+        fedcat.load_dataset("npz", path=path)
+    assert fedcat.load_dataset("npz", path=path, classes=6).classes == 6
+
+
+def test_a_dataset_tells_what_it_is_in_a_line():
+    data = fedcat.Dataset.from_arrays(X, Y, owner=OWNERS, name="mine")
+    assert repr(data) == "<Dataset mine: 49 training and 11 test samples of shape (5,), 3 classes, 3 owners>"
 
 
 # folders of images

@@ -134,6 +134,7 @@ BAD = [
     (run_with("--per-round", "51"), "per_round must be at least 1 and at most the 50 devices, got 51"),
     (run_with("--rounds", "0"), "rounds must be at least 1, got 0"),
     (run_with("--method", "fedcta"), "unknown method 'fedcta': did you mean 'fedcat'?"),
+    (run_with("--dataset", "MNITS"), "unknown dataset 'MNITS': did you mean 'mnist'?"),
     (run_with("--dataset", "digit"), "unknown dataset 'digit': did you mean 'digits'?"),
     (run_with("--net", "digitscnn"), "unknown net 'digitscnn': did you mean 'digits-cnn'?"),
     (run_with("--net", "lab-mnist"), "net 'lab-mnist' takes inputs of shape (1, 28, 28)"),
@@ -153,7 +154,7 @@ BAD = [
     (run_with("--rouns", "3"), "No such option: --rouns"),
     (run_with("typed.toml"), "method must be a text, got 5"),
     (run_with("tables.toml"), "options must be a table of methods' options, got 5"),
-    (run_with("-d", "labels=fine"), "unknown option of dataset digits 'labels'"),
+    (run_with("-d", "labels=fine"), "dataset digits has no options, got 'labels'"),
     (run_with("-d", "labels"), "dataset-option must be written NAME=VALUE, got 'labels'"),
     (run_with("--dataset", "cifar100", "-d", "labls=fine"), "did you mean 'labels'?"),
     (

@@ -58,8 +58,8 @@ def test_show_prints_figures_and_draws(fedcat_command, mnist):
     assert code == 0
     assert out.startswith("mnist: 6 devices, 120 training and 30 test samples, 10 classes\n")
     assert "mean total variation distance" in out
-    assert "picture: mnist-dirichlet-0.3.png" in out
-    assert Path("mnist-dirichlet-0.3.png").stat().st_size > 10_000
+    assert "picture: mnist-dirichlet-0.3-6-seed0.png" in out
+    assert Path("mnist-dirichlet-0.3-6-seed0.png").stat().st_size > 10_000
 
 
 def test_show_writes_a_table_and_takes_options(fedcat_command):
@@ -73,7 +73,10 @@ def test_show_writes_a_table_and_takes_options(fedcat_command):
     assert all(sum(int(row[str(c)]) for c in range(10)) == int(row["samples"]) for row in rows)
     assert Path("a.svg").exists()
     code, _, err = fedcat_command("data", "show", "digits", "--csv", "nowhere/a.csv")
-    assert (code, err) == (2, "error: csv file 'nowhere/a.csv' cannot be written: No such file or directory\n")
+    assert (code, err) == (2, "error: csv file 'nowhere/a.csv' cannot be written: there is no folder 'nowhere'\n")
+    before = set(Path().iterdir())
+    assert fedcat_command("data", "show", "digits", "--no-picture")[0] == 0
+    assert set(Path().iterdir()) == before
 
 
 def test_get_downloads_once_and_a_run_finds_it(fedcat_command, mnist, monkeypatch, own_cache):
@@ -105,9 +108,12 @@ def test_without_a_network_one_line_says_what_to_do(fedcat_command, monkeypatch,
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content[:-1], "has 94,095 bytes, the published file has 94,096 (it is cut off)"),
+        (
+            lambda content: content[:-1],
+            "has 94,095 bytes, the published file has 94,096: it is cut off, or another file; put the",
+        ),
         (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "it is damaged, or another file"),
-        (lambda content: b"hello", "has 5 bytes, the published file has 94,096 (it is cut off)"),
+        (lambda content: b"hello", "has 5 bytes, the published file has 94,096: it is cut off, or another file"),
     ],
 )
 def test_a_damaged_file_is_one_line(fedcat_command, mnist, own_cache, damage, message):
@@ -211,7 +217,7 @@ def test_names_that_look_like_markup_or_formulas_are_names(fedcat_command, tmp_p
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-m", "fedcat", *words], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "picture: folder-iid.png" in done.stdout
+    assert "picture: photos-iid-2-seed0.png" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -230,6 +236,60 @@ def test_mistakes_are_said_before_anything_is_downloaded(fedcat_command, mnist, 
     code, _, err = fedcat_command("run", "--dataset", "mnist", *words)
     assert (code, len(err.splitlines())) == (2, 1)
     assert message in err
+
+
+def test_what_a_preset_replaces_in_a_file_is_said(fedcat_command, mnist):
+    Path("f.toml").write_text('dataset = "mnist"\nlr = 0.5\nrounds = 1\n')
+    code, out, err = fedcat_command("run", "f.toml", "--preset", "lab", "--data-dir", str(mnist), *SHORT)
+    assert code == 0
+    assert "note: preset 'lab' replaces what f.toml says of: lr 0.5\n" in err
+    assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 devices a round; 1 epochs" in out
+
+
+def test_what_has_no_effect_is_noted(fedcat_command):
+    code, _, err = fedcat_command("run", "--partition", "iid", "--alpha", "0.1", *SHORT)
+    assert code == 0
+    assert "note: alpha has no effect in the partition iid" in err
+    assert "no effect" not in fedcat_command("run", "--partition", "shards", "--shards", "3", *SHORT)[2]
+
+
+def test_options_of_a_dataset_are_swept(fedcat_command, tmp_path):
+    Path("swept.py").write_text(
+        "import fedcat\n"
+        "def load(*, noise=0.0):\n"
+        "    if noise > 1:\n"
+        "        raise ValueError('too loud')\n"
+        "    return fedcat.load_dataset('digits')\n"
+    )
+    sys.modules.pop("swept", None)
+    words = ["compare", "--dataset", "swept:load", "--methods", "fedavg,fedcat", "--seeds", "1", *SHORT]
+    code, _, _ = fedcat_command(*words, "--sweep", "noise=0.1,0.2", "--sweep", "epsilon=0,1", "--out", "c")
+    assert code == 0
+    found = sorted(path.name for path in Path("c").iterdir() if path.is_dir())
+    assert found == [
+        *("fedavg-noise=0.1-seed0", "fedavg-noise=0.2-seed0"),
+        *(f"fedcat-noise={n}-epsilon={e}-seed0" for n in (0.1, 0.2) for e in (0, 1)),
+    ]
+    assert tomllib.loads(Path("c", found[1], "settings.toml").read_text())["dataset_options"] == {"noise": 0.2}
+    code, _, err = fedcat_command(*words, "--sweep", "noise=0.1,0.2", "-d", "noise=0.3")
+    assert (code, err) == (2, "error: noise must be set or swept, got both\n")
+    code, _, err = fedcat_command(*words, "--sweep", "nois=0.1,0.2")
+    assert "unknown sweep 'nois': did you mean 'noise'?" in err
+    code, _, err = fedcat_command(*words, "-d", "noise=3")
+    assert (code, err) == (
+        2,
+        "error: dataset 'swept:load' failed with ValueError: too loud (swept.py, line 4)\n",
+    )
+
+
+def test_a_run_can_be_repeated_from_another_folder(fedcat_command, mnist, monkeypatch, tmp_path):
+    monkeypatch.chdir(mnist.parent)
+    assert (
+        fedcat_command("run", "--dataset", "mnist", "--data-dir", mnist.name, *SHORT, "--out", str(tmp_path / "a"))[0]
+        == 0
+    )
+    monkeypatch.chdir(tmp_path)
+    assert fedcat_command("run", "a/settings.toml", "--out", "b")[0] == 0
 
 
 def test_compare_sweeps_presets(fedcat_command, mnist):

@@ -174,10 +174,27 @@ def test_a_failed_download_leaves_no_file_and_says_what_to_do(own_cache, fault):
     message = str(told.value)
     assert "\n" not in message
     assert message.startswith(f"dataset 'cifar100' is not in {own_cache} and cannot be downloaded (")
-    assert f"by hand: put cifar-100-binary.tar.gz (the binary version) into {own_cache / 'cifar100'}" in message
+    assert "by hand: put cifar-100-binary.tar.gz (the binary version; unpacked is right as well)" in message
+    assert f" into {own_cache / 'cifar100'}" in message
     assert "--data-dir or FEDCAT_DATA" in message
     left = [path.name for path in own_cache.rglob("*") if path.is_file()]
     assert left == (["cifar-100-binary.tar.gz.part"] if fault == "cut" else [])
+
+
+def test_what_is_there_in_part_is_said(tmp_path, own_cache, capsys):
+    files = mnist_files()
+    write(tmp_path / "mnist", files)
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(
+        DataError, match=r"dataset 'mnist' is not whole \(.*mnist lacks t10k-labels-idx1-ubyte\) and cannot"
+    ):
+        mnist_source(files).content(tmp_path)
+    assert "mnist lacks t10k-labels-idx1-ubyte" in capsys.readouterr().err
+    leaf = leaf_files(writers(2))
+    write(tmp_path / "femnist", {name: content for name, content in leaf.items() if "train" in name})
+    with pytest.raises(DataError, match=r"is not whole \(.*femnist lacks test/\*.json\)"):
+        femnist_source(b"").content(tmp_path)
+    assert not (own_cache / "femnist").exists()
 
 
 def test_without_h5py_femnist_is_not_downloaded(monkeypatch):

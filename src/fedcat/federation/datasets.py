@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from fedcat.registry import Registry, part_label, takes
 NATURAL = "natural"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Training and test samples that are not yet divided over devices.
 
@@ -53,6 +54,14 @@ class Dataset:
     owner: Ints | None = None
     owner_names: Sequence[str] = ()
     class_names: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        samples = f"{len(self.train):,} training and {len(self.test):,} test samples of shape {self.train.shape}"
+        owners = "" if self.owner is None else f", {int(self.owner.max()) + 1:,} owners"
+        return f"{self.name}: {samples}, {self.classes} classes{owners}"
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self}>"
 
     def divide(
         self,
@@ -100,7 +109,7 @@ class Dataset:
         if devices not in (None, owners):
             raise SettingError(
                 f"devices must be {owners}, the owners of the samples of {self.name!r} (partition 'natural'), "
-                f"got {devices}"
+                f"got {devices}: leave it out, or choose the owners by the dataset's own options"
             )
         made = Federation(
             self.train,
@@ -152,7 +161,8 @@ class Dataset:
         seed : int
             What that split is drawn by.
         classes : int, optional
-            The number of classes; by default one more than the largest label.
+            The number of classes; by default one more than the largest label, which then must begin at 0 and be of
+            the training samples.
         normalise : Normalise, optional
             How stored numbers become inputs, see `Pool`.
         name : str
@@ -173,8 +183,9 @@ class Dataset:
         if owners is not None:
             sizes = np.bincount(owners)
             own = {"partition": NATURAL, "devices": len(sizes), "min_samples": int(sizes.min())}
-        most = int(max(train.y.max(), held.y.max())) + 1
-        classes = max(most, len(class_names)) if classes is None else classes
+        if classes is None:
+            _check_labels(train, held, len(class_names))
+            classes = max(int(train.y.max()) + 1, len(class_names))
         return cls(name, train, held, classes, {**own, **(defaults or {})}, owners, owner_names, tuple(class_names))
 
     @classmethod
@@ -193,6 +204,18 @@ class Dataset:
 
 
 _partition = partition
+
+
+def _check_labels(train: Pool, held: Pool, named: int) -> None:
+    """Raise where labels look as if they were counted from 1, or tested on what is never trained on."""
+    least, most = int(min(train.y.min(), held.y.min())), int(train.y.max())
+    if least > 0 and not named:
+        raise SettingError(f"y must hold class numbers from 0, got none below {least}: count from 0, or give classes")
+    if int(held.y.max()) > max(most, named - 1):
+        raise SettingError(
+            f"test labels must be among the training classes 0 to {max(most, named - 1)}, got {int(held.y.max())}: "
+            "give classes if that is meant"
+        )
 
 
 def _owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
@@ -256,7 +279,18 @@ def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Datas
     """Make a dataset; what is none is refused."""
     if not callable(factory) or not takes(factory, **ready):
         raise SettingError(f"dataset {name!r} must be a function whose arguments all have defaults")
-    found = factory(**ready)
+    try:
+        found = factory(**ready)
+    except (SettingError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if (getattr(factory, "__module__", None) or "").startswith("fedcat."):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingError(
+            f"dataset {name!r} failed with {type(error).__name__}: {error} "
+            f"({Path(last.filename).name}, line {last.lineno})"
+        ) from error
     if not isinstance(found, (Dataset, Federation)):
         raise SettingError(f"dataset {name!r} must give a Dataset or a Federation, got {type(found).__name__}")
     return found

@@ -21,6 +21,7 @@ from fedcat.federation.pool import Normalise
 from fedcat.sources.places import expanded
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+NPZ_NAMES = {"x", "y", "x_test", "y_test", "owner"}
 PLAIN_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's modes of 8 bits a channel; the others would be clipped."""
 
@@ -91,6 +92,7 @@ def from_npz(
     path: str = "",
     test_fraction: float = 0.2,
     split_seed: int = 0,
+    classes: int = 0,
     mean: tuple[float, ...] = (0.0,),
     std: tuple[float, ...] = (1.0,),
 ) -> Dataset:
@@ -103,30 +105,47 @@ def from_npz(
         owner, one number or text for each sample of x.
     test_fraction, split_seed : float, int
         The share that is set apart where there is no x_test, and what it is drawn by.
+    classes : int
+        The number of classes; 0 for one more than the largest label.
     mean, std : tuple of float
         How bytes, divided by 255, are normalised. Floating numbers are used as they are.
     """
     file = _named("npz", path)
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files if name in ("x", "y", "x_test", "y_test", "owner")}
-    except (OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} cannot be read as an .npz file of plain arrays: {error}") from error
-    if "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(
-            f"{file} must hold x and y, and x_test and y_test or neither, got {', '.join(arrays) or 'none'}"
-        )
+    arrays = _npz_arrays(file)
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
-    return Dataset.from_arrays(
-        arrays["x"],
-        arrays["y"],
-        test,
-        owner=arrays.get("owner"),
-        test_fraction=test_fraction,
-        seed=split_seed,
-        normalise=Normalise(255.0, mean, std) if arrays["x"].dtype == np.uint8 else None,
-        name=file.stem,
-    )
+    try:
+        return Dataset.from_arrays(
+            arrays["x"],
+            arrays["y"],
+            test,
+            owner=arrays.get("owner"),
+            test_fraction=test_fraction,
+            seed=split_seed,
+            classes=classes or None,
+            normalise=Normalise(255.0, mean, std) if arrays["x"].dtype == np.uint8 else None,
+            name=file.stem,
+        )
+    except SettingError as error:
+        raise DataError(f"{file}: {error}") from error
+
+
+def _npz_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    try:
+        if file.exists() and not zipfile.is_zipfile(file):
+            raise DataError(f"{file} is no .npz file: write one with numpy.savez(path, x=..., y=...)")
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} cannot be read as an .npz file of plain numbers and texts: {error}") from error
+    strange = sorted(arrays.keys() - NPZ_NAMES)
+    if strange or "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(
+            f"{file} must hold x and y, may hold x_test and y_test, and owner, and nothing else; "
+            f"got {', '.join(sorted(arrays)) or 'nothing'}"
+        )
+    return arrays
 
 
 def from_folder(

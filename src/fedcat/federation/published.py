@@ -24,6 +24,16 @@ _COARSE_NAMES = (
     *("vehicles 1", "vehicles 2"),
 )
 
+_FINE_NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
+
 
 @DATASETS.register(
     "digits",
@@ -104,7 +114,7 @@ def cifar100(
     normalise = _normalise(3, mean, std)
     content = SOURCES["cifar100"].content(data_dir)
     coarse = labels == "coarse"
-    names = _COARSE_NAMES if coarse else ()
+    names = _COARSE_NAMES if coarse else tuple(_FINE_NAMES.split())
     column = 0 if coarse else 1
     return _images("cifar100", content, 20 if coarse else 100, normalise, {"net": "lab-cifar"}, names, column)
 
@@ -140,7 +150,10 @@ def femnist(
     content = SOURCES["femnist"].content(data_dir)
     sizes = {part: content.arrays[f"{part}_sizes"] for part in ("train", "test")}
     fit = np.flatnonzero((sizes["train"] + sizes["test"] >= keep) & (sizes["train"] > 0))
-    if not 0 <= writers <= len(fit) or not len(fit):
+    if not len(fit):
+        most = int((sizes["train"] + sizes["test"]).max())
+        raise SettingError(f"femnist.keep must be at most {most}, the samples of the largest writer, got {keep}")
+    if not 0 <= writers <= len(fit):
         raise SettingError(
             f"femnist.writers must be at most {len(fit)}, the writers with at least keep = {keep} samples, or 0 for "
             f"all of them, got {writers}"

@@ -123,7 +123,7 @@ def _cifar_source(
         ],
         folder=name,
         remotes=[Remote(packed, [f"https://www.cs.toronto.edu/~kriz/{packed}"], archive)],
-        by_hand=f"{packed} (the binary version)",
+        by_hand=f"{packed} (the binary version; unpacked is right as well)",
     )
 
 

@@ -30,8 +30,8 @@ class Checksum:
     def complaint(self, size: int, digest: str) -> str | None:
         """Return what is wrong with a file of this size and digest, or None."""
         if self.size is not None and size != self.size:
-            cut = " (it is cut off)" if size < self.size else ""
-            return f"has {size:,} bytes, the published file has {self.size:,}{cut}"
+            what = "cut off, or another file" if size < self.size else "another file"
+            return f"has {size:,} bytes, the published file has {self.size:,}: it is {what}"
         if digest != self.digest:
             return (
                 f"has {self.algorithm} {digest}, the published file has {self.digest}: it is damaged, or another file"

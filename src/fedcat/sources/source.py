@@ -6,7 +6,7 @@ import gzip
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -16,6 +16,7 @@ from fedcat.sources.checksum import Checksum
 from fedcat.sources.download import DownloadError, fetch
 from fedcat.sources.places import VARIABLE, places
 from fedcat.sources.prepared import Content, content_of
+from fedcat.sources.telling import tell
 
 
 class Form(Protocol):
@@ -26,6 +27,10 @@ class Form(Protocol):
 
     def find(self, place: Path) -> dict[str, Path] | None:
         """Return the files by name where they are all under `place`, else None."""
+        ...
+
+    def lacking(self, place: Path) -> str | None:
+        """Return which folder under `place` has some of the files, and what it lacks; None where there is no such."""
         ...
 
     def decode(self, files: Mapping[str, Path]) -> Content:
@@ -58,6 +63,14 @@ class Files:
             found = {name: path for name in self.checksums if (path := _present(place / folder / name))}
             if len(found) == len(self.checksums):
                 return found
+        return None
+
+    def lacking(self, place: Path) -> str | None:
+        """Return which folder has some of the files, and what it lacks."""
+        for folder in self.folders:
+            absent = [name for name in self.checksums if not _present(place / folder / name)]
+            if 0 < len(absent) < len(self.checksums):
+                return f"{place / folder} lacks {', '.join(absent)}"
         return None
 
     def decode(self, files: Mapping[str, Path]) -> Content:
@@ -102,6 +115,10 @@ class Archive:
                 return {self.name: path}
         return None
 
+    def lacking(self, place: Path) -> str | None:
+        """Return None: one file is there or not."""
+        return None
+
     def decode(self, files: Mapping[str, Path]) -> Content:
         """Verify the archive and read it."""
         path = files[self.name]
@@ -138,6 +155,14 @@ class Globs:
             found = [[p for p in sorted(base.glob(pattern)) if p.name[0] != "."] for pattern in self.patterns]
             if all(found):
                 return {str(path.relative_to(base)): path for paths in found for path in paths}
+        return None
+
+    def lacking(self, place: Path) -> str | None:
+        """Return which folder has files of some of the patterns, and what it lacks."""
+        for folder in self.folders:
+            absent = [pattern for pattern in self.patterns if not any((place / folder).glob(pattern))]
+            if 0 < len(absent) < len(self.patterns):
+                return f"{place / folder} lacks {', '.join(absent)}"
         return None
 
     def decode(self, files: Mapping[str, Path]) -> Content:
@@ -209,14 +234,19 @@ class Source:
         if found is not None:
             return found
         looked = places(data_dir)
+        gaps = self._gaps(looked)
         try:
+            if gaps:
+                tell(f"note: {gaps}")
             self.before()
             for remote in self.remotes:
                 fetch(remote.addresses, looked[0] / self.folder / remote.name, remote.checksum)
         except (DownloadError, OSError, DataError) as error:
+            _remove_empty(looked[0] / self.folder)
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            where = f"is not whole ({gaps})" if gaps else f"is not in {' or '.join(map(str, looked))}"
             raise DataError(
-                f"dataset {self.name!r} is not in {' or '.join(map(str, looked))} and cannot be downloaded ({reason}); "
+                f"dataset {self.name!r} {where} and cannot be downloaded ({reason}); "
                 f"by hand: put {self.by_hand} into {looked[0] / self.folder}, or name a folder that has them with "
                 f"--data-dir or {VARIABLE}"
             ) from error
@@ -229,7 +259,29 @@ class Source:
         """Return the decoded dataset; downloaded where it is nowhere, kept prepared for the next time."""
         form, files = self.get(data_dir)
         with _readable():
-            return content_of(self.name, files, lambda: form.decode(files))
+            return content_of(self.name, files, lambda: self._decoded(form, files))
+
+    def _decoded(self, form: Form, files: Mapping[str, Path]) -> Content:
+        try:
+            return form.decode(files)
+        except DataError as error:
+            advice = f"put the right one there, or remove it and run `fedcat data get {self.name}`"
+            raise DataError(f"{error}; {advice}") from error
+
+    def _gaps(self, looked: Sequence[Path]) -> str:
+        """Return what is there in part, and what it lacks."""
+        found = []
+        for place in looked:
+            for form in self.forms:
+                with suppress(OSError):
+                    found.append(form.lacking(place))
+        return "; ".join(filter(None, found))
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that a download made and left empty."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _present(path: Path) -> Path | None:
