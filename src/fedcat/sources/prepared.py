@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from fedcat.errors import DataError
 from fedcat.files import replacing
 from fedcat.sources import places
 from fedcat.sources.checksum import file_digest
-from fedcat.sources.telling import tell
+from fedcat.sources.telling import tell, working
 
 FORMAT = "1"
 """Counts up when decoding changes, so that older copies are not used."""
@@ -55,10 +56,12 @@ def content_of(name: str, files: Mapping[str, Path], decode: Callable[[], Conten
     content = _read(copy)
     try:
         if content is None:
-            tell(f"preparing {name} (once)")
-            content = decode()
-            _check_untouched(files, seen)
-            _write(copy, content)
+            began = time.perf_counter()
+            with working(f"preparing {name}"):
+                content = decode()
+                _check_untouched(files, seen)
+                _write(copy, content)
+            tell(f"prepared {name} in {time.perf_counter() - began:.1f} s, once")
         if marks:
             _write_marks(folder, marks)
     except _CacheError as error:

@@ -20,6 +20,17 @@ def tell(text: str) -> None:
 
 
 @contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show on a terminal, while the block runs, what is being done."""
+    console = _console()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
+
+
+@contextmanager
 def transfer(name: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show how a download gets on: a bar on a terminal, else one line.
 
