@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedcat
+from fedcat.comparison import _file_names, _word
 from fedcat.errors import SettingError
 
 SHORT = {"dataset": "digits", "devices": 20, "rounds": 3, "epochs": 1, "evaluate_every": 1}
@@ -150,3 +151,17 @@ def test_bad_comparisons_are_refused_before_anything_is_written(given, message, 
     with pytest.raises(SettingError, match=message):
         fedcat.compare(**{"methods": ["fedavg", "fedcat"], "out": tmp_path / "c", **SHORT, **given})
     assert not (tmp_path / "c").exists()
+
+
+def test_tables_that_are_none_are_said():
+    for name in ("options", "dataset_options"):
+        with pytest.raises(SettingError, match=f"{name} must be a table of options, got 'x'"):
+            fedcat.compare(["fedavg"], **{name: "x"})
+    with pytest.raises(SettingError, match="fedcat must be a table of options, got 5"):
+        fedcat.compare(["fedcat"], options={"fedcat": 5}, sweep={"epsilon": [0.1]})
+
+
+def test_labels_that_look_alike_in_a_file_name_are_told_apart():
+    assert _file_names(["a b", "a/b", "ä", "ö"]) == ["1-a-b", "2-a-b", "ä", "ö"]
+    assert _word(None) == "None"
+    assert _word([0.5]) == "[0.5]"

@@ -267,3 +267,10 @@ def test_a_functions_own_data_dir_stays_where_the_user_names_none(tmp_path):
     Workshop().divide({"dataset": load})
     Workshop().divide({"dataset": load, "data_dir": str(tmp_path), "seed": 3, "data_seed": 4})
     assert seen == [("their/place", 0), (str(tmp_path), 4)]
+
+
+def test_a_fraction_that_is_given_beats_a_datasets_own_number_of_devices_a_round():
+    data = fedcat.Dataset.from_arrays(np.zeros((40, 2)), np.arange(40) % 2, defaults={"devices": 10, "per_round": 5})
+    assert Workshop().divide({"dataset": data, "partition": "iid", "min_samples": 1})[0].k == 5
+    given = {"dataset": data, "partition": "iid", "min_samples": 1, "fraction": 0.2}
+    assert Workshop().divide(given)[0].k == 2

@@ -19,10 +19,11 @@ from fedcat.comparison import Comparison
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import execute
 from fedcat.experiment import Settings, parse, read_toml, toml
+from fedcat.federation.datasets import DATASETS, NATURAL, dataset_options
 from fedcat.methods import METHODS
 from fedcat.models.nets import NETS
 from fedcat.options import options
-from fedcat.presets import PRESET_DATASETS, PRESETS, covered, preset, uncover
+from fedcat.presets import PRESET_DATASETS, PRESETS, covered, flat, preset, uncover
 from fedcat.progress import Watcher
 from fedcat.runs.folder import check_free
 from fedcat.screen import (
@@ -142,12 +143,14 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     texts = assignments("sweep", sweep or [], "NAME=A,B,...")
     swept = {name: [parse(name, value.strip()) for value in text.split(",")] for name, text in texts.items()}
-    settings = _settings(file, given, dataset_option or [], swept.get("preset", ()))
+    settings = _settings(file, given, dataset_option or [], swept)
+    swept = _typed_sweep(texts, swept, names, settings)
     if seed is not None:
         settings["seed"] = _whole("seed", seed)
     settings.pop("method", None)
     settings["options"] = _with_options(settings.get("options", {}), names, option or [])
-    for name in swept.keys() & {*given, *assignments("dataset-option", dataset_option or [])}:
+    named = {*assignments("dataset-option", dataset_option or []), *assignments("option", option or [])}
+    for name in swept.keys() & {*given, *named}:
         raise SettingError(f"{name} must be set or swept, got both")
     if "fraction" in swept and "per_round" not in given:
         settings.pop("per_round", None)
@@ -207,26 +210,33 @@ def show_presets(
 
 
 def _settings(
-    file: Path | None, given: Mapping[str, Any], dataset_texts: list[str], presets: Sequence[str] = ()
+    file: Path | None,
+    given: Mapping[str, Any],
+    dataset_texts: list[str],
+    swept: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
     """Return a file's settings under those of the command line; a fraction that is given there beats a file's K.
 
-    Presets that are named on the command line, or swept there, beat the file as well, and a dataset that is named
-    there leaves the options of the file's behind.
+    Presets that are named on the command line, or swept there, beat the file as well; datasets that are named or swept
+    there leave the options of the file's behind.
     """
+    swept = swept or {}
     stored = read_toml(file) if file else {}
     if "fraction" in given:
         stored.pop("per_round", None)
-    dataset = given.get("dataset", stored.get("dataset", Settings.dataset))
-    if dataset != stored.get("dataset", Settings.dataset):
+    datasets = swept.get("dataset", [given.get("dataset", stored.get("dataset", Settings.dataset))])
+    if list(datasets) != [stored.get("dataset", Settings.dataset)]:
         stored.pop("dataset_options", None)
-    for name in [given["preset"]] if given.get("preset") else presets:
-        shown = uncover(stored, covered(name))
-        replaced = [f"{n} {stored[n]}" for n in stored if n not in (*shown, *given) and n not in ("preset", "net")]
-        if replaced and file is not None:
+    if dataset_texts and stored.get("partition") == NATURAL:  # the owners may be others
+        stored = {name: value for name, value in stored.items() if name not in ("devices", "min_samples")}
+    for name in [given["preset"]] if given.get("preset") else swept.get("preset", ()) if file else ():
+        shown = uncover(stored, covered(name, datasets))
+        before, after = flat(stored), flat(shown)
+        replaced = [f"{n} {value}" for n, value in before.items() if n not in (*after, *given, "preset", "dataset")]
+        if replaced:
             show_notes(err, [f"preset {name!r} replaces what {file} says of: {', '.join(replaced)}"])
         stored = shown
-    stored["dataset_options"] = dataset_table(dataset, stored.get("dataset_options", {}), dataset_texts)
+    stored["dataset_options"] = dataset_table(datasets, stored.get("dataset_options", {}), dataset_texts)
     return {**stored, **given}
 
 
@@ -237,6 +247,20 @@ def _setting_up() -> Iterator[None]:
     except KeyboardInterrupt:
         err.print("interrupted before the first round; nothing was written")
         raise typer.Exit(130) from None
+
+
+def _typed_sweep(
+    texts: Mapping[str, str], swept: Mapping[str, list[Any]], methods: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """Return swept values; those of an option whose default is a text stay as they were typed."""
+    datasets = swept.get("dataset", [settings.get("dataset", Settings.dataset)])
+    known: dict[str, Any] = {}
+    for dataset in datasets:
+        known |= dataset_options(DATASETS.get(dataset))
+    for method in methods:
+        known |= options(METHODS.get(method))
+    as_typed = {name: [value.strip() for value in text.split(",")] for name, text in texts.items()}
+    return {name: as_typed[name] if isinstance(known.get(name), str) else values for name, values in swept.items()}
 
 
 def _vain(given: Collection[str], settings: Sequence[Settings]) -> list[str]:

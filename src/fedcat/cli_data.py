@@ -95,7 +95,7 @@ def show(
         raise SettingError(f"csv file {str(table)!r} cannot be written: there is no folder {str(table.parent)!r}")
     if rows < 0:
         raise SettingError(f"rows must be at least 0, got {rows}")
-    options = dataset_table(name, {}, dataset_option or [])
+    options = dataset_table([name], {}, dataset_option or [])
     settings, federation = Workshop().divide({**given, "dataset": name, "dataset_options": options})
     show_partition(out, federation, Skew.of(federation), rows or federation.devices)
     if not no_picture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
@@ -91,14 +91,15 @@ def assignments(kind: str, texts: list[str], form: str = "NAME=VALUE") -> dict[s
     return found
 
 
-def dataset_table(dataset: str, stored: Any, texts: list[str]) -> Any:
-    """Return the dataset's options of a settings file with those of the command line."""
+def dataset_table(datasets: Sequence[str], stored: Any, texts: list[str]) -> Any:
+    """Return the datasets' options of a settings file with those of the command line."""
     named = assignments("dataset-option", texts)
     if not named:
         return stored
     if not isinstance(stored, Mapping):
         raise SettingError(f"dataset_options must be a table of options, got {stored!r}")
-    known = dataset_options(DATASETS.get(dataset))
+    known = {name: value for one in datasets for name, value in dataset_options(DATASETS.get(one)).items()}
+    dataset = ", ".join(datasets)
     for name in named:
         if not known:
             raise SettingError(f"dataset {dataset} has no options, got {name!r}")

@@ -108,7 +108,7 @@ class Comparison:
 
     def run(self, watch: Watch | None = None) -> list[Line]:
         """Run everything side by side and return a line for each choice of method and swept settings."""
-        stems = [_file_name(label, number) for number, label in enumerate(self.labels, start=1)]
+        stems = _file_names(self.labels)
         names = [f"{stem}-seed{seed}" for stem in stems for seed in self.seeds]
         folders = [None if self.out is None else self.out / name for name in names]
         results = execute(self.prepared, folders, watch)
@@ -140,16 +140,23 @@ def _variants(
             if which in seen:
                 continue
             seen.add(which)
-            tables = dict(given.get("options", {}))
+            tables = dict(_table(given, "options"))
             swept = {key: value for key, value in chosen.items() if key not in names and key in own}
             if swept:
-                tables[table] = {**tables.get(label, {}), **tables.get(table, {}), **swept}
+                tables[table] = {**_table(tables, label), **_table(tables, table), **swept}
             settings = {key: value for key, value in chosen.items() if key in names}
             of_data = {key: value for key, value in chosen.items() if key not in names and key not in own}
-            settings["dataset_options"] = {**given.get("dataset_options", {}), **of_data}
+            settings["dataset_options"] = {**_table(given, "dataset_options"), **of_data}
             words = "".join(f" {key}={_word(value)}" for key, value in chosen.items())
             variants.append((label + words, {**given, **settings, "method": method, "options": tables}))
     return variants
+
+
+def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = settings.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise SettingError(f"{name} must be a table of options, got {found!r}")
+    return found
 
 
 def _check_sweep(
@@ -191,9 +198,14 @@ def _seeds(seeds: int | Sequence[int], first: Any) -> list[int]:
 
 def _word(value: Any) -> str:
     """Return a swept value as it appears in a label."""
-    return str(value) if isinstance(value, (str, int, float, bool, np.generic)) else part_label(value)
+    plain = value is None or isinstance(value, (str, int, float, bool, list, tuple, np.generic))
+    return str(value) if plain else part_label(value)
 
 
-def _file_name(label: str, number: int) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", label)
-    return plain if len(plain) <= LONG else f"{number}-{plain[:LONG]}"
+def _file_names(labels: Sequence[str]) -> list[str]:
+    """Return a folder's name for each label; where it would be long or another's, its number stands before it."""
+    plain = [re.sub(r"[^\w.=-]+", "-", label) for label in labels]
+    return [
+        stem if len(stem) <= LONG and plain.count(stem) == 1 else f"{number}-{stem[:LONG]}"
+        for number, stem in enumerate(plain, start=1)
+    ]

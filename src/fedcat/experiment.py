@@ -139,10 +139,13 @@ def _toml_lines(table: Mapping[str, Any]) -> list[str]:
 def make(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
     """Make settings of what a user gave, over a dataset's defaults, over the general ones."""
     names = {f.name for f in fields(Settings)}
-    for name in (*(defaults or {}), *given):
+    below = dict(defaults or {})
+    for name in (*below, *given):
         if name not in names:
             raise unknown("setting", name, names)
-    return replace(Settings(), **plain_values({**(defaults or {}), **given})).check()
+    if "fraction" in given:
+        below.pop("per_round", None)
+    return replace(Settings(), **plain_values({**below, **given})).check()
 
 
 def read_toml(path: Path) -> dict[str, Any]:

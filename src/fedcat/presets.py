@@ -6,7 +6,7 @@ what it prints: McMahan's nets and momentum 0.9. The rounds are printed nowhere;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedcat.errors import SettingError, unknown
@@ -78,7 +78,7 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
     """
     if name not in _OF_PRESET:
         raise unknown("preset", name, PRESETS)
-    if dataset not in _OF_DATASET:
+    if not isinstance(dataset, str) or dataset not in _OF_DATASET:
         raise SettingError(
             f"preset {name!r} must be used with one of its datasets, {', '.join(PRESET_DATASETS)}, got {dataset!r}"
         )
@@ -94,12 +94,20 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
     }
 
 
-def covered(name: str) -> dict[str, Any]:
-    """Return everything that a preset sets on any of its datasets."""
+def covered(name: str, datasets: Iterable[str]) -> dict[str, Any]:
+    """Return everything that a preset sets on these datasets."""
     merged: dict[str, Any] = {}
-    for dataset in PRESET_DATASETS:
+    for dataset in datasets:
         merged = lay_over(merged, preset(name, dataset))
     return merged
+
+
+def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return settings with the entries of tables under names such as ``options.fedcat.epsilon``."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value}
+    return found
 
 
 def over_preset(given: Mapping[str, Any], default_dataset: str) -> dict[str, Any]:

@@ -111,8 +111,7 @@ class Workshop:
         _check_early(plain, parts)
         data, dataset_options = self._data(parts.get("dataset", plain.get("dataset", Settings.dataset)), plain)
         settings = _resolved(plain, data, "partition" in given)
-        place = str(expanded(settings.data_dir).absolute()) if settings.data_dir else ""
-        settings = replace(settings, dataset_options=dataset_options, data_dir=place)
+        settings = replace(settings, dataset_options=dataset_options, data_dir=_absolute(settings.data_dir))
         return settings, self._federation(data, settings), parts
 
     def _data(self, named: object, plain: Mapping[str, Any]) -> tuple[Dataset | Federation, dict[str, Any]]:
@@ -127,9 +126,9 @@ class Workshop:
         factory = DATASETS.get(named) if isinstance(named, str) else named
         name = named if isinstance(named, str) else part_label(named)
         checked = make({key: plain[key] for key in ("data_dir", "seed", "data_seed") if key in plain})
-        ready = made_by(factory, name, data_dir=checked.data_dir, seed=data_seed(checked), given=given)
+        ready = made_by(factory, name, data_dir=_absolute(checked.data_dir), seed=data_seed(checked), given=given)
         defaults = {key: value for key, value in plain_options(factory).items() if key not in GIVEN}
-        full = {**defaults, **given}
+        full = {**defaults, **{key: ready.get(key, value) for key, value in given.items()}}
         if any(not isinstance(value, (bool, int, float, str, tuple, list)) for value in ready.values()):
             return make_dataset(factory, name, ready), full
         key = (named, repr(sorted(ready.items())))
@@ -229,6 +228,10 @@ def _check_early(plain: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
             registry.get(value)
     factory = parts.get("method") or METHODS.get(general.method)
     arguments("method", general.method, factory, _options(general, factory))
+
+
+def _absolute(folder: str) -> str:
+    return str(expanded(folder).absolute()) if folder else ""
 
 
 def data_seed(settings: Settings) -> int:

@@ -127,3 +127,11 @@ def test_training_never_touches_the_test_pool():
     used = np.concatenate([fed.indices(d) for d in range(10)])
     assert sorted(used.tolist()) == list(range(1437))
     assert fed.train.x.data_ptr() != fed.test.x.data_ptr()
+
+
+def test_constants_of_a_normalisation_may_be_numpys_and_must_be_numbers():
+    made = Normalise(255, np.array([0.5, 0.25], dtype=np.float32), np.float32(2))
+    assert (made.mean, made.std) == ((0.5, 0.25), (2.0,))
+    for words in ({"scale": 0}, {"scale": float("inf")}, {"mean": "a"}, {"std": [1, 0]}, {"std": True}, {"mean": []}):
+        with pytest.raises(SettingError, match=r"must be a (list of numbers|number other than 0)"):
+            Normalise(**words)

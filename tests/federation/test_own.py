@@ -186,6 +186,11 @@ def test_keys_and_labels_that_are_probably_mistakes_are_said(tmp_path):
     assert fedcat.load_dataset("npz", path=path, classes=6).classes == 6
 
 
+def test_a_class_that_the_split_puts_into_the_test_set_alone_still_counts():
+    for seed in range(6):
+        assert fedcat.Dataset.from_arrays(X[:6], np.arange(6), seed=seed).classes == 6
+
+
 def test_a_dataset_tells_what_it_is_in_a_line():
     data = fedcat.Dataset.from_arrays(X, Y, owner=OWNERS, name="mine")
     assert repr(data) == "<Dataset mine: 49 training and 11 test samples of shape (5,), 3 classes, 3 owners>"

@@ -242,6 +242,11 @@ def test_what_a_preset_replaces_in_a_file_is_said(fedcat_command, mnist):
     code, out, err = fedcat_command("run", "f.toml", "--preset", "lab", "--data-dir", str(mnist), *SHORT)
     assert code == 0
     assert "note: preset 'lab' replaces what f.toml says of: lr 0.5\n" in err
+    text = "[dataset_options]\nmean = [0.0]\n[options.fedcat]\nepsilon = 0.9\n[options.fedavg]\n"
+    Path("g.toml").write_text('dataset = "mnist"\nseed = 3\n' + text)
+    _, _, err = fedcat_command("run", "g.toml", "--preset", "lab", "--data-dir", str(mnist), *SHORT, "--out", "g")
+    assert "replaces what g.toml says of: dataset_options.mean [0.0], options.fedcat.epsilon 0.9\n" in err
+    assert "seed = 3" in Path("g/settings.toml").read_text()
     assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 devices a round; 1 epochs" in out
 
 
@@ -272,6 +277,8 @@ def test_options_of_a_dataset_are_swept(fedcat_command, tmp_path):
     assert tomllib.loads(Path("c", found[1], "settings.toml").read_text())["dataset_options"] == {"noise": 0.2}
     code, _, err = fedcat_command(*words, "--sweep", "noise=0.1,0.2", "-d", "noise=0.3")
     assert (code, err) == (2, "error: noise must be set or swept, got both\n")
+    code, _, err = fedcat_command(*words, "--sweep", "epsilon=0.1,0.2", "-o", "epsilon=0.3")
+    assert (code, err) == (2, "error: epsilon must be set or swept, got both\n")
     code, _, err = fedcat_command(*words, "--sweep", "nois=0.1,0.2")
     assert "unknown sweep 'nois': did you mean 'noise'?" in err
     code, _, err = fedcat_command(*words, "-d", "noise=3")
@@ -279,6 +286,33 @@ def test_options_of_a_dataset_are_swept(fedcat_command, tmp_path):
         2,
         "error: dataset 'swept:load' failed with ValueError: too loud (swept.py, line 4)\n",
     )
+
+
+def test_options_of_a_file_do_not_reach_other_datasets_of_a_sweep(fedcat_command, mnist, monkeypatch):
+    files = cifar_files("cifar10")
+    monkeypatch.setitem(SOURCES, "cifar10", cifar_source("cifar10", files))
+    write(mnist / "cifar-10-batches-bin", files)
+    Path("m.toml").write_text('dataset = "mnist"\n[dataset_options]\nmean = [0.7]\n')
+    words = ["compare", "--methods", "fedavg", "--seeds", "1", "--data-dir", str(mnist), *SHORT]
+    assert fedcat_command(*words, "m.toml", "--sweep", "dataset=mnist,cifar10", "--out", "a")[0] == 0
+    found = [
+        tomllib.loads(path.read_text())["dataset_options"]["mean"] for path in sorted(Path("a").glob("*/settings.toml"))
+    ]
+    assert found == [[0.5, 0.5, 0.5], [0.1307]]
+    assert fedcat_command(*words, "--sweep", "dataset=mnist,cifar10", "-d", "mean=0.4", "--out", "b")[0] == 0
+    found = [
+        tomllib.loads(path.read_text())["dataset_options"]["mean"] for path in sorted(Path("b").glob("*/settings.toml"))
+    ]
+    assert found == [[0.4], [0.4]]
+
+
+def test_other_writers_than_a_files(fedcat_command, monkeypatch, tmp_path):
+    monkeypatch.setitem(SOURCES, "femnist", femnist_source(b""))
+    write(tmp_path / "data" / "femnist", leaf_files(writers(5)))
+    words = ["--dataset", "femnist", "--data-dir", "data", "-d", "keep=1", "--rounds", "1", "--epochs", "1"]
+    assert fedcat_command("run", *words, "-d", "writers=3", "--fraction", "0.5", "--out", "a")[0] == 0
+    assert fedcat_command("run", "a/settings.toml", "-d", "writers=5", "--out", "b")[0] == 0
+    assert tomllib.loads(Path("b/settings.toml").read_text())["devices"] == 5
 
 
 def test_a_run_can_be_repeated_from_another_folder(fedcat_command, mnist, monkeypatch, tmp_path):

@@ -1,7 +1,10 @@
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import threading
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -148,17 +151,72 @@ def test_a_file_that_cannot_be_written_is_said_at_once(served, tmp_path, monkeyp
 real = download._writable
 
 
-def test_what_a_killed_process_left_is_taken_up_when_it_is_old(served, tmp_path):
-    left = tmp_path / "file.bin.0a1b2c3d.part"
-    left.write_bytes(CONTENT[:1000])
+def test_what_an_ended_process_left_is_taken_up_at_once_and_cleared_away(served, tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"file.bin.{download._host()}-{ended.pid}-0a1b2c3d.part").write_bytes(CONTENT[:1000])
+    (tmp_path / f"file.bin.{download._host()}-{ended.pid}-00000000.part").write_bytes(CONTENT[:10])
     fetched(served, tmp_path / "file.bin")
-    assert served.asked == [("file.bin", None)]
-    assert names(tmp_path) == ["file.bin", "file.bin.0a1b2c3d.part"]
-    (tmp_path / "file.bin").unlink()
-    os.utime(left, (1, 1))
-    fetched(served, tmp_path / "file.bin")
-    assert served.asked[1:] == [("file.bin", "bytes=1000-")]
+    assert served.asked == [("file.bin", "bytes=1000-")]
     assert names(tmp_path) == ["file.bin"]
+
+
+def test_what_a_process_writes_to_is_left_to_it_until_it_is_old(served, tmp_path):
+    for name in (f"file.bin.{download._host()}-{os.getpid()}-0a1b2c3d.part", "file.bin.elsewhere-1-0a1b2c3d.part"):
+        busy = tmp_path / name
+        busy.write_bytes(CONTENT[:1000])
+        served.asked.clear()
+        fetched(served, tmp_path / "file.bin")
+        assert served.asked == [("file.bin", None)]
+        assert names(tmp_path) == sorted(["file.bin", name])
+        (tmp_path / "file.bin").unlink()
+        os.utime(busy, (1, 1))
+        served.asked.clear()
+        with busy.open("ab") as sleeper:
+            fetched(served, tmp_path / "file.bin")
+            assert served.asked == [("file.bin", "bytes=1000-")]
+            sleeper.write(b"its owner wakes up")
+        assert (tmp_path / "file.bin").read_bytes() == CONTENT
+        assert names(tmp_path) == ["file.bin"]
+        (tmp_path / "file.bin").unlink()
+
+
+def test_of_two_that_break_off_the_larger_part_is_kept(served, tmp_path):
+    served.cuts = [100, 0, 0, 0]
+    with download._own_part(tmp_path / "file.bin") as longer:
+        longer.write_bytes(CONTENT[:5000])
+        with pytest.raises(DownloadError):
+            fetched(served, tmp_path / "file.bin")
+        assert (tmp_path / "file.bin.part").stat().st_size == 100
+    assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:5000]
+    served.cuts = [0, 0, 0, 0]
+    with download._own_part(tmp_path / "file.bin") as shorter:
+        shorter.unlink()
+        shorter.write_bytes(CONTENT[:100])
+        (tmp_path / "file.bin.part").write_bytes(CONTENT[:200])
+    assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:200]
+    assert names(tmp_path) == ["file.bin.part"]
+
+
+def test_a_lock_that_was_removed_while_it_was_waited_for_is_taken_anew(tmp_path):
+    order = []
+    with download._in_turn(tmp_path / "f"):
+        threads = [threading.Thread(target=_take_turn, args=(tmp_path / "f", order)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        assert order == []
+    for thread in threads:
+        thread.join(30)
+    assert order == ["in", "out"] * 4
+    assert names(tmp_path) == []
+
+
+def _take_turn(target, order):
+    with download._in_turn(target):
+        order.append("in")
+        time.sleep(0.05)
+        order.append("out")
 
 
 def test_processes_that_cannot_lock_still_give_a_whole_file(served, tmp_path, monkeypatch):

@@ -174,18 +174,17 @@ class Dataset:
         """
         train = Pool(x, y, normalise)
         owners, owner_names = (None, ()) if owner is None else _owners(owner, len(train))
-        if test is None:
+        held = None if test is None else Pool(*test, normalise)
+        if classes is None:
+            _check_labels(train, held, len(class_names))
+            classes = max(int(train.y.max()) + 1, len(class_names))
+        if held is None:
             train, held, kept = _split(train, owners, test_fraction, seed)
             owners = owners if owners is None else owners[kept]
-        else:
-            held = Pool(*test, normalise)
         own: dict[str, object] = {}
         if owners is not None:
             sizes = np.bincount(owners)
             own = {"partition": NATURAL, "devices": len(sizes), "min_samples": int(sizes.min())}
-        if classes is None:
-            _check_labels(train, held, len(class_names))
-            classes = max(int(train.y.max()) + 1, len(class_names))
         return cls(name, train, held, classes, {**own, **(defaults or {})}, owners, owner_names, tuple(class_names))
 
     @classmethod
@@ -206,12 +205,12 @@ class Dataset:
 _partition = partition
 
 
-def _check_labels(train: Pool, held: Pool, named: int) -> None:
+def _check_labels(train: Pool, held: Pool | None, named: int) -> None:
     """Raise where labels look as if they were counted from 1, or tested on what is never trained on."""
-    least, most = int(min(train.y.min(), held.y.min())), int(train.y.max())
-    if least > 0 and not named:
+    least, most = int(train.y.min()), int(train.y.max())
+    if least > 0 and not named and (held is None or int(held.y.min()) > 0):
         raise SettingError(f"y must hold class numbers from 0, got none below {least}: count from 0, or give classes")
-    if int(held.y.max()) > max(most, named - 1):
+    if held is not None and int(held.y.max()) > max(most, named - 1):
         raise SettingError(
             f"test labels must be among the training classes 0 to {max(most, named - 1)}, got {int(held.y.max())}: "
             "give classes if that is meant"
@@ -288,7 +287,7 @@ def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Datas
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise SettingError(
-            f"dataset {name!r} failed with {type(error).__name__}: {error} "
+            f"dataset {name!r} failed with {type(error).__name__}: {(str(error).splitlines() or [''])[0]} "
             f"({Path(last.filename).name}, line {last.lineno})"
         ) from error
     if not isinstance(found, (Dataset, Federation)):

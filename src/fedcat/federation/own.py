@@ -268,10 +268,11 @@ def _owner_column(table: Path, base: Path, files: Sequence[Path]) -> list[str]:
         raise DataError(f"{table} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise DataError(f"{table} must be a CSV file with the columns file and owner") from error
-    known = dict(rows)
-    if len(known) < len(rows):
-        twice = next(name for number, (name, _) in enumerate(rows) if name in dict(rows[:number]))
-        raise DataError(f"{table} must name every file once, got {twice} twice")
+    known: dict[str, str] = {}
+    for name, owner in rows:
+        if name in known:
+            raise DataError(f"{table} must name every file once, got {name} twice")
+        known[name] = owner
     names = [str(image.relative_to(base)) for image in files]
     for name in names:
         if not known.get(name):

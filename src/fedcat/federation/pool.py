@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,12 +24,15 @@ class Normalise:
     std: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
+        if not _is_number(self.scale) or self.scale == 0:
+            raise SettingError(f"scale must be a number other than 0, got {self.scale!r}")
         for name in ("mean", "std"):
-            values = getattr(self, name)
-            numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values)
-            if not values or not numbers or (name == "std" and 0 in values):
+            given = getattr(self, name)
+            values = np.atleast_1d(np.asarray(given, dtype=object)).tolist()
+            if not values or not all(map(_is_number, values)) or (name == "std" and 0 in values):
                 right = "numbers, none of them 0" if name == "std" else "numbers"
-                raise SettingError(f"{name} must be a list of {right}, got {list(values)}")
+                raise SettingError(f"{name} must be a list of {right}, got {values}")
+            object.__setattr__(self, name, tuple(map(float, values)))
 
     def check_channels(self, channels: int) -> None:
         """Raise a `SettingError` unless the constants are one, or one a channel."""
@@ -44,6 +48,10 @@ class Normalise:
         mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
         std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
         return (x.to(dtype) / self.scale - mean) / std
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Pool:

@@ -5,14 +5,19 @@ What has arrived is kept beside the target as NAME.part until the checksum is ri
 
 from __future__ import annotations
 
+import glob
 import http.client
+import os
+import platform
+import re
+import shutil
 import sys
 import time
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -64,6 +69,8 @@ def fetch(addresses: Sequence[str], target: Path, checksum: Checksum) -> None:
                 else:
                     part.replace(target)
                     return
+        if target.exists():
+            return
     raise DownloadError("; ".join(reasons))
 
 
@@ -81,6 +88,8 @@ def _fetch_from(address: str, part: Path, checksum: Checksum) -> None:
                 raise DownloadError(f"{address}: {error}") from error
             time.sleep(PAUSE * 2 ** (failures - 1))
             continue
+        if not part.exists():
+            raise DownloadError(f"{address}: another process has taken what was fetched")
         wrong = checksum.of_file(part)
         if wrong is None:
             return
@@ -145,23 +154,68 @@ def _size(path: Path) -> int:
 def _own_part(target: Path) -> Iterator[Path]:
     """Give a name beside `target` that is this process's alone, for what has arrived.
 
-    It begins with what an earlier process left as NAME.part, or under a name of its own that it has not written to for
-    a while. Taking it is a rename, so that only one process gets it; what is left at the end is NAME.part again.
+    It begins with what an earlier process left: as NAME.part, or under a name of its own if that process has ended, or
+    has not written for a while. What is left at the end is NAME.part again.
     """
     left = target.with_name(f"{target.name}.part")
-    own = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.part")
-    for found in (left, *sorted(target.parent.glob(f"{target.name}.????????.part"))):
-        try:
-            if found == left or time.time() - found.stat().st_mtime > ABANDONED:
-                found.rename(own)
-                break
-        except OSError:
-            continue
+    own = target.with_name(f"{target.name}.{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
+    with suppress(OSError):
+        _take_over(target, left, own)
     try:
         yield own
     finally:
-        if own.exists():
+        if target.exists():
+            for stale in [own, left, *_left_behind(target)]:
+                stale.unlink(missing_ok=True)
+        elif _size(own) > _size(left):
             own.replace(left)
+        else:
+            own.unlink(missing_ok=True)
+
+
+def _take_over(target: Path, left: Path, own: Path) -> None:
+    """Begin `own` with the largest part that nobody writes to.
+
+    One that its owner closed is renamed, so that one process alone gets it. Another is copied: if its owner should wake
+    up after all, it must not write into what has been verified here.
+    """
+    behind = _left_behind(target)
+    largest = max([left, *behind], key=_size)
+    if not _size(largest):
+        return
+    if largest == left:
+        left.rename(own)
+    else:
+        shutil.copyfile(largest, own)
+        largest.unlink()
+
+
+def _left_behind(target: Path) -> list[Path]:
+    """Return the parts whose processes have ended, or have not written for a while."""
+    found = []
+    for part in target.parent.glob(f"{glob.escape(target.name)}.*-*-*.part"):
+        host, _, number = part.name.removeprefix(f"{target.name}.").rpartition("-")[0].rpartition("-")
+        with suppress(OSError):
+            ended = host == _host() and number.isdecimal() and not _alive(int(number))
+            if ended or time.time() - part.stat().st_mtime > ABANDONED:
+                found.append(part)
+    return found
+
+
+def _host() -> str:
+    return re.sub(r"\W+", "_", platform.node()) or "host"
+
+
+def _alive(process: int) -> bool:
+    if sys.platform == "win32":  # where asking would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 @contextmanager
@@ -175,16 +229,30 @@ def _in_turn(target: Path) -> Iterator[None]:
         return
     import fcntl
 
-    lock = target.with_name(f".{target.name}.lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell(f"another process downloads {target.name}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    path = target.with_name(f".{target.name}.lock")
+    told = False
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    tell(f"another process downloads {target.name}: waiting for it")
+                told = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                pass
+            if not _same(file, path):  # who held it has removed it since
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _same(file: IO[str], path: Path) -> bool:
+    try:
+        return os.fstat(file.fileno()).st_ino == path.stat().st_ino
+    except OSError:
+        return False

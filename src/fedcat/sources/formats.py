@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcat.errors import DataError
+from fedcat.errors import DataError, SettingError
 
 Bytes = NDArray[np.uint8]
 FEMNIST_CLASSES = 62
@@ -151,7 +151,7 @@ def read_tff(path: Path) -> Iterator[Writer]:
     try:
         import h5py
     except ImportError as error:
-        raise DataError(f"{path} is an HDF5 file, which needs h5py: pip install 'fedcat[hub]'") from error
+        raise SettingError(f"{path} is an HDF5 file, which needs h5py: pip install 'fedcat[hub]'") from error
     try:
         with h5py.File(path, "r") as file:
             for user, samples in file["examples"].items():
