@@ -1,10 +1,13 @@
 import json
 import math
+import signal
+import threading
 
 import pytest
 import torch
 from helpers import federation, layout_of, simulate, small_net
 
+from fedcat.interrupt import Brake
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.method import Method
 from fedcat.simulation import run_together
@@ -139,3 +142,31 @@ def test_a_method_that_waits_for_nobody_is_an_error():
 def test_a_method_without_a_plan_is_not_a_method():
     with pytest.raises(TypeError, match="abstract"):
         Method(None)
+
+
+def test_a_first_interrupt_waits_for_the_end_of_the_step_and_a_second_does_not():
+    with Brake() as brake:
+        brake.check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            brake.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_other_handlers_and_threads_are_left_alone(monkeypatch):
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *words: seen.append(words))
+    try:
+        with Brake() as brake:
+            signal.raise_signal(signal.SIGINT)
+            brake.check()
+        assert len(seen) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    thread = threading.Thread(target=lambda: Brake().__enter__())
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before

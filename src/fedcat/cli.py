@@ -323,8 +323,8 @@ def main() -> None:
         code = app(standalone_mode=False)
     except SettingError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        err.print("interrupted before the first round; nothing was written")
+    except (KeyboardInterrupt, typer.Abort):
+        err.print("interrupted")
         sys.exit(130)
     except Exception as error:
         message = getattr(error, "format_message", None)  # the argument parser's own errors

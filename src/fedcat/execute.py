@@ -16,6 +16,7 @@ from torch import nn
 from fedcat.errors import SettingError
 from fedcat.experiment import Settings
 from fedcat.federation.federation import Federation
+from fedcat.interrupt import Brake
 from fedcat.runs.folder import RunFolder, model_tensors
 from fedcat.simulation import Record, run_together
 from fedcat.version import __version__
@@ -97,7 +98,8 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
     simulations = [ready.simulation for ready in prepared]
     status, why = "failed", ""
     try:
-        run_together(simulations, seen)
+        with Brake() as brake:
+            run_together(simulations, seen, brake.check)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,13 @@ from fedcat.options import options
 from fedcat.registry import Registry
 
 
-def say(console: Console, text: str) -> None:
-    """Print a line; on a terminal it is wrapped between words, elsewhere it stays one line."""
-    console.print(text, markup=False, soft_wrap=not console.is_terminal)
+def say(console: Console, text: str, indent: int = 0) -> None:
+    """Print a line; on a terminal it is wrapped between words, and indented from the second line on."""
+    if console.is_terminal and indent:
+        text = textwrap.fill(
+            text, console.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        )
+    console.print(text, markup=False, soft_wrap=not console.is_terminal or bool(indent))
 
 
 def show_notes(console: Console, notes: Iterable[str]) -> None:
@@ -34,7 +39,7 @@ def show_notes(console: Console, notes: Iterable[str]) -> None:
 def show_fields(console: Console, fields: dict[str, str]) -> None:
     """Print names and values, one a line."""
     for name, value in fields.items():
-        say(console, f"{name:10}{value}")
+        say(console, f"{name:10}{value}", indent=10)
 
 
 def described(settings: Sequence[Settings]) -> str:
@@ -111,12 +116,12 @@ def show_registry(console: Console, registry: Registry[Any]) -> None:
 def show_datasets(console: Console, found: Mapping[str, str]) -> None:
     """Print the datasets, where those that are published were found, and their options."""
     for name, note in DATASETS:
-        say(console, f"{name}: {note}")
+        say(console, f"{name}: {note}", indent=2)
         if name in found:
-            say(console, f"  files: {found[name]}")
+            say(console, f"  files: {found[name]}", indent=4)
         words = ", ".join(f"{option}={_option(value)}" for option, value in dataset_options(DATASETS.get(name)).items())
         if words:
-            say(console, f"  options (-d NAME=VALUE): {words}")
+            say(console, f"  options (-d NAME=VALUE): {words}", indent=4)
     console.print()
 
 

@@ -232,7 +232,11 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
     return [simulation.record() for simulation in simulations]
 
 
-def run_together(simulations: Sequence[Simulation], watch: Callable[[int, Record], None] | None = None) -> None:
+def run_together(
+    simulations: Sequence[Simulation],
+    watch: Callable[[int, Record], None] | None = None,
+    between: Callable[[], None] | None = None,
+) -> None:
     """Run several simulations side by side to their ends.
 
     Parameters
@@ -241,9 +245,13 @@ def run_together(simulations: Sequence[Simulation], watch: Callable[[int, Record
         What to run.
     watch : callable, optional
         Called with a simulation's position and each of its rounds as they are completed.
+    between : callable, optional
+        Called between two steps; what it raises ends the run with whole rounds.
     """
     while not all(simulation.done for simulation in simulations):
         for position, records in enumerate(step_together(simulations)):
             for record in records:
                 if watch is not None:
                     watch(position, record)
+        if between is not None:
+            between()

@@ -61,6 +61,8 @@ class Layout:
                 "the row: give it a momentum such as 0.1"
             )
         self.integers = {n: b.clone() for n, b in net.named_buffers() if not b.is_floating_point()}
+        self.kept = {n: t for n, t in self.beside(net).items() if n in state}
+        """The tensors beside the row that are part of the net's state."""
 
     def beside(self, net: nn.Module) -> dict[str, Tensor]:
         """Return the tensors of a net of this layout that are not in the row."""

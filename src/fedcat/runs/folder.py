@@ -118,8 +118,7 @@ def save_model(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:
     """Return every tensor of a net that a file must hold: the row's, and the constants beside it."""
-    stored = layout.net.state_dict().keys()
-    return {**layout.unpack(row), **{n: t for n, t in layout.beside(layout.net).items() if n in stored}}
+    return {**layout.unpack(row), **layout.kept}
 
 
 def read_model(path: Path, net: nn.Module) -> nn.Module:

@@ -1,0 +1,46 @@
+"""Ctrl-C between two steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+
+NOTICE = "\nstopping at the end of this round; once more stops at once\n"
+
+
+class Brake:
+    """Holds the first Ctrl-C back until `check` is called, and lets the second one through.
+
+    PyTorch exchanges a net's tensors while it computes; an interrupt in the middle can leave it, and the net, in a
+    state from which nothing can be evaluated or saved.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._mine = False
+
+    def __enter__(self) -> Brake:
+        ours = threading.current_thread() is threading.main_thread()
+        if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._mine = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._mine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def check(self) -> None:
+        """Raise the interrupt that was held back, if there was one."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        os.write(2, NOTICE.encode())  # a stream's own lock may be held just now
