@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 import fedcat
+from fedcat.arithmetic import find_device
 from fedcat.errors import SettingError
-from fedcat.workshop import Workshop, find_device
+from fedcat.workshop import Workshop
 
 SHORT = {"dataset": "digits", "devices": 20, "rounds": 2, "epochs": 1}
 

@@ -1,4 +1,4 @@
-"""How numbers are computed on a GPU."""
+"""Where numbers are computed, and how on a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from fedcat.errors import SettingError
 
 
 @contextmanager
@@ -29,3 +31,19 @@ def arithmetic() -> Iterator[None]:
     finally:
         for (part, name, _), value in zip(wanted, before, strict=True):
             setattr(part, name, value)
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device called `name`; ``auto`` is the first GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise SettingError(f"device {name!r} holds no numbers: use auto, cpu, cuda or cuda:0")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise SettingError(f"device {name!r} needs CUDA, which this machine or this PyTorch lacks: use cpu or auto")
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise SettingError(f"device {name!r} cannot be used ({first}): use auto, cpu, cuda or cuda:0") from error

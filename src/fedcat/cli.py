@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -14,16 +14,14 @@ import typer
 from rich.console import Console
 
 from fedcat import cli_data
-from fedcat.cli_options import assignments, dataset_table, typed, with_settings
+from fedcat.cli_options import assignments, with_settings
+from fedcat.cli_settings import settings_of, typed_sweep, with_options, without_effect
 from fedcat.comparison import Comparison
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import execute
-from fedcat.experiment import Settings, parse, read_toml, toml
-from fedcat.federation.datasets import DATASETS, NATURAL, dataset_options
-from fedcat.methods import METHODS
+from fedcat.experiment import Settings, parse, toml
 from fedcat.models.nets import NETS
-from fedcat.options import options
-from fedcat.presets import PRESET_DATASETS, PRESETS, covered, flat, preset, uncover
+from fedcat.presets import PRESET_DATASETS, PRESETS, preset
 from fedcat.progress import Watcher
 from fedcat.runs.folder import check_free
 from fedcat.screen import (
@@ -93,9 +91,10 @@ def run(
 
     Defaults stand in brackets; a dataset has its own for some of them, see `fedcat data list`.
     """
-    settings = _settings(file, given, dataset_option or [])
+    settings, notes = settings_of(file, given, dataset_option or [])
+    show_notes(err, notes)
     method = settings.get("method", "fedcat")
-    settings["options"] = _with_options(settings.get("options", {}), [method], option or [])
+    settings["options"] = with_options(settings.get("options", {}), [method], option or [])
     if out_folder is not None:
         check_free(out_folder)
     with _setting_up():
@@ -103,7 +102,7 @@ def run(
     path = out_folder or _free_folder(f"{method}-{prepared.settings.dataset}")
     check_free(path)
     show_notes(err, [note for note in prepared.notes if prepared.engine_why not in note])
-    show_notes(err, _vain(given, [prepared.settings]))
+    show_notes(err, without_effect(given, [prepared.settings]))
     name, why = prepared.simulation.engine.name, prepared.engine_why
     say(out, f"{prepared.settings.method} on {prepared.federation}")
     say(out, described([prepared.settings]))
@@ -143,12 +142,13 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     texts = assignments("sweep", sweep or [], "NAME=A,B,...")
     swept = {name: [parse(name, value.strip()) for value in text.split(",")] for name, text in texts.items()}
-    settings = _settings(file, given, dataset_option or [], swept)
-    swept = _typed_sweep(texts, swept, names, settings)
+    settings, notes = settings_of(file, given, dataset_option or [], swept)
+    show_notes(err, notes)
+    swept = typed_sweep(texts, swept, names, settings)
     if seed is not None:
         settings["seed"] = _whole("seed", seed)
     settings.pop("method", None)
-    settings["options"] = _with_options(settings.get("options", {}), names, option or [])
+    settings["options"] = with_options(settings.get("options", {}), names, option or [])
     named = {*assignments("dataset-option", dataset_option or []), *assignments("option", option or [])}
     for name in swept.keys() & {*given, *named}:
         raise SettingError(f"{name} must be set or swept, got both")
@@ -165,7 +165,7 @@ def compare(
     on = next(iter(federations)) if len(federations) == 1 else ", ".join(dict.fromkeys(federations.values()))
     say(out, f"{len(comparison.prepared)} runs side by side on {on}")
     every = [ready.settings for ready in comparison.prepared]
-    show_notes(err, _vain({*given, *swept}, every))
+    show_notes(err, without_effect({*given, *swept}, every))
     say(out, described(every))
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     rounds = [ready.settings.rounds for ready in comparison.prepared]
@@ -209,37 +209,6 @@ def show_presets(
     out.print("\n".join(headed), end="", markup=False, soft_wrap=True)
 
 
-def _settings(
-    file: Path | None,
-    given: Mapping[str, Any],
-    dataset_texts: list[str],
-    swept: Mapping[str, Sequence[Any]] | None = None,
-) -> dict[str, Any]:
-    """Return a file's settings under those of the command line; a fraction that is given there beats a file's K.
-
-    Presets that are named on the command line, or swept there, beat the file as well; datasets that are named or swept
-    there leave the options of the file's behind.
-    """
-    swept = swept or {}
-    stored = read_toml(file) if file else {}
-    if "fraction" in given:
-        stored.pop("per_round", None)
-    datasets = swept.get("dataset", [given.get("dataset", stored.get("dataset", Settings.dataset))])
-    if list(datasets) != [stored.get("dataset", Settings.dataset)]:
-        stored.pop("dataset_options", None)
-    if dataset_texts and stored.get("partition") == NATURAL:  # the owners may be others
-        stored = {name: value for name, value in stored.items() if name not in ("devices", "min_samples")}
-    for name in [given["preset"]] if given.get("preset") else swept.get("preset", ()) if file else ():
-        shown = uncover(stored, covered(name, datasets))
-        before, after = flat(stored), flat(shown)
-        replaced = [f"{n} {value}" for n, value in before.items() if n not in (*after, *given, "preset", "dataset")]
-        if replaced:
-            show_notes(err, [f"preset {name!r} replaces what {file} says of: {', '.join(replaced)}"])
-        stored = shown
-    stored["dataset_options"] = dataset_table(datasets, stored.get("dataset_options", {}), dataset_texts)
-    return {**stored, **given}
-
-
 @contextmanager
 def _setting_up() -> Iterator[None]:
     try:
@@ -249,51 +218,11 @@ def _setting_up() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _typed_sweep(
-    texts: Mapping[str, str], swept: Mapping[str, list[Any]], methods: Sequence[str], settings: Mapping[str, Any]
-) -> dict[str, list[Any]]:
-    """Return swept values; those of an option whose default is a text stay as they were typed."""
-    datasets = swept.get("dataset", [settings.get("dataset", Settings.dataset)])
-    known: dict[str, Any] = {}
-    for dataset in datasets:
-        known |= dataset_options(DATASETS.get(dataset))
-    for method in methods:
-        known |= options(METHODS.get(method))
-    as_typed = {name: [value.strip() for value in text.split(",")] for name, text in texts.items()}
-    return {name: as_typed[name] if isinstance(known.get(name), str) else values for name, values in swept.items()}
-
-
-def _vain(given: Collection[str], settings: Sequence[Settings]) -> list[str]:
-    """Return what was given though no partition of these settings takes it."""
-    partitions = {one.partition for one in settings}
-    takers = {"alpha": "dirichlet", "shards": "shards"}
-    vain = [name for name in takers if name in given and not any(p.startswith(takers[name]) for p in partitions)]
-    return [f"{name} has no effect in the partition {', '.join(sorted(partitions))}" for name in vain]
-
-
 def _whole(name: str, text: str) -> int:
     value = parse(name, text)
     if type(value) is not int:
         raise SettingError(f"{name} must be a whole number, got {text!r}")
     return value
-
-
-def _with_options(tables: Mapping[str, Any], methods: Sequence[str], texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the methods' options with those of the command line, which go to every method that has them."""
-    if not isinstance(tables, Mapping):
-        raise SettingError(f"options must be a table of methods' options, got {tables!r}")
-    merged = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
-    known = {name: options(METHODS.get(name)) for name in methods}
-    for name, text in assignments("option", list(texts)).items():
-        takers = [method for method in methods if name in known[method]]
-        if not takers:
-            every = {option for found in known.values() for option in found}
-            if not every:
-                raise SettingError(f"method {', '.join(methods)} has no options, got {name!r}")
-            raise unknown(f"option of {', '.join(methods)}", name, every)
-        for method in takers:
-            merged.setdefault(method, {})[name] = typed(name, text, known[method][name])
-    return merged
 
 
 def _free_folder(stem: str) -> Path:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcat import engines
+from fedcat.arithmetic import find_device
 from fedcat.chance import Purpose, chance, torch_seed
 from fedcat.engines.engine import Engine
 from fedcat.errors import DataError, SettingError, unknown
@@ -187,22 +188,6 @@ class Workshop:
 
 def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
-def find_device(name: str) -> torch.device:
-    """Return the device called `name`; ``auto`` is the first GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type == "meta":
-            raise SettingError(f"device {name!r} holds no numbers: use auto, cpu, cuda or cuda:0")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise SettingError(f"device {name!r} needs CUDA, which this machine or this PyTorch lacks: use cpu or auto")
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise SettingError(f"device {name!r} cannot be used ({first}): use auto, cpu, cuda or cuda:0") from error
 
 
 def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedcat.chance import Purpose, chance
 from fedcat.errors import SettingError
 from fedcat.federation.federation import Federation
 from fedcat.federation.partition import Ints, partition
 from fedcat.federation.pool import Normalise, Pool
+from fedcat.federation.split import check_labels, numbered_owners, set_apart
 from fedcat.options import arguments, options, plain_values
 from fedcat.registry import Registry, part_label, takes
 
@@ -173,13 +170,13 @@ class Dataset:
             What the classes are called.
         """
         train = Pool(x, y, normalise)
-        owners, owner_names = (None, ()) if owner is None else _owners(owner, len(train))
+        owners, owner_names = (None, ()) if owner is None else numbered_owners(owner, len(train))
         held = None if test is None else Pool(*test, normalise)
         if classes is None:
-            _check_labels(train, held, len(class_names))
+            check_labels(train, held, len(class_names))
             classes = max(int(train.y.max()) + 1, len(class_names))
         if held is None:
-            train, held, kept = _split(train, owners, test_fraction, seed)
+            train, held, kept = set_apart(train, owners, test_fraction, seed)
             owners = owners if owners is None else owners[kept]
         own: dict[str, object] = {}
         if owners is not None:
@@ -203,51 +200,6 @@ class Dataset:
 
 
 _partition = partition
-
-
-def _check_labels(train: Pool, held: Pool | None, named: int) -> None:
-    """Raise where labels look as if they were counted from 1, or tested on what is never trained on."""
-    least, most = int(train.y.min()), int(train.y.max())
-    if least > 0 and not named and (held is None or int(held.y.min()) > 0):
-        raise SettingError(f"y must hold class numbers from 0, got none below {least}: count from 0, or give classes")
-    if held is not None and int(held.y.max()) > max(most, named - 1):
-        raise SettingError(
-            f"test labels must be among the training classes 0 to {max(most, named - 1)}, got {int(held.y.max())}: "
-            "give classes if that is meant"
-        )
-
-
-def _owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
-    """Return each sample's owner as a number, and the owners' names in the order of the numbers."""
-    array = owner.detach().cpu().numpy() if isinstance(owner, Tensor) else np.asarray(owner)
-    if array.shape != (samples,) or array.dtype.kind not in "iuUS":
-        raise SettingError(
-            f"owner must hold one number or text for each of the {samples} samples, "
-            f"got shape {array.shape} of {array.dtype}"
-        )
-    names, owners = np.unique(array, return_inverse=True)
-    return owners.astype(np.int64), tuple(str(name) for name in names)
-
-
-def _split(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints]:
-    """Set a share of the samples apart; return what is left, what was set apart, and the positions of the former."""
-    if not 0 < fraction < 1:
-        raise SettingError(f"test_fraction must lie between 0 and 1, got {fraction:g}")
-    order = chance(seed, Purpose.SPLIT).permutation(len(train))
-    if owners is None:
-        cut = math.ceil(fraction * len(train) - 1e-9)
-        held, kept = order[:cut], order[cut:]
-    else:
-        order = order[np.argsort(owners[order], kind="stable")]
-        sizes = np.bincount(owners)
-        rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        quota = np.minimum(np.rint(fraction * sizes), sizes - 1)
-        test = rank < np.repeat(quota, sizes)
-        held, kept = order[test], order[~test]
-    if not len(held) or not len(kept):
-        raise SettingError(f"test_fraction {fraction:g} of {len(train)} samples leaves a part empty")
-    rest, apart = (Pool(train.x[part], train.y[part], train.normalise) for part in map(torch.from_numpy, (kept, held)))
-    return rest, apart, kept
 
 
 Factory = Callable[..., "Dataset | Federation"]

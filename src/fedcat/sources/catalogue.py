@@ -14,8 +14,9 @@ import numpy as np
 from fedcat.errors import DataError
 from fedcat.sources.checksum import Checksum
 from fedcat.sources.formats import Bytes, Writer, read_cifar, read_idx, read_leaf, read_pickled_cifar, read_tff
+from fedcat.sources.forms import Archive, Files, Globs
 from fedcat.sources.prepared import Content
-from fedcat.sources.source import Archive, Files, Globs, Remote, Source
+from fedcat.sources.source import Remote, Source
 
 Named = Mapping[str, tuple[bytes, str]]
 
