@@ -38,9 +38,10 @@ def settings_of(
     if dataset_texts and stored.get("partition") == NATURAL:  # the owners may be others
         stored = {name: value for name, value in stored.items() if name not in ("devices", "min_samples")}
     for name in [given["preset"]] if given.get("preset") else swept.get("preset", ()) if file else ():
-        shown = uncover(stored, covered(name, datasets))
-        before, after = flat(stored), flat(shown)
-        replaced = [f"{n} {value}" for n, value in before.items() if n not in (*after, *given, "preset", "dataset")]
+        cover = covered(name, datasets)
+        shown = uncover(stored, cover)
+        gone = {n: value for n, value in flat(stored).items() if n not in flat(shown) and n not in (*given, "preset")}
+        replaced = [f"{n} {value}" for n, value in gone.items() if value != flat(cover).get(n)]
         if replaced:
             notes.append(f"preset {name!r} replaces what {file} says of: {', '.join(replaced)}")
         stored = shown

@@ -247,6 +247,8 @@ def test_what_a_preset_replaces_in_a_file_is_said(fedcat_command, mnist):
     _, _, err = fedcat_command("run", "g.toml", "--preset", "lab", "--data-dir", str(mnist), *SHORT, "--out", "g")
     assert "replaces what g.toml says of: dataset_options.mean [0.0], options.fedcat.epsilon 0.9\n" in err
     assert "seed = 3" in Path("g/settings.toml").read_text()
+    words = ["run", "g/settings.toml", "--preset", "paper", *SHORT, "--out", "h"]
+    assert "says of: net lab-mnist, momentum 0.5\n" in fedcat_command(*words)[2]
     assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 devices a round; 1 epochs" in out
 
 
