@@ -154,7 +154,7 @@ def test_what_is_no_tff_file_is_said(tmp_path):
     with h5py.File(path, "w") as file:
         file["examples/w/pixels"] = np.full((2, 28, 28), 3.0)
         file["examples/w/label"] = [1, 2]
-    with pytest.raises(DataError, match=r"writer w must have pixels that are 256 levels"):
+    with pytest.raises(DataError, match=r"writer w must have pixels that are from 0 to 1"):
         list(read_tff(path))
 
 

@@ -143,7 +143,7 @@ def _leaf_writer(user: str, samples: Any, name: str) -> Writer:
         y = np.array(samples["y"])
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(f"{name}: writer {user} must have x, rows of 784 numbers, and y") from error
-    return Writer(user, _grey(x, f"{name}: writer {user}"), _character(y, len(x), f"{name}: writer {user}"))
+    return Writer(user, _grey(x, f"{name}: writer {user}", True), _character(y, len(x), f"{name}: writer {user}"))
 
 
 def read_tff(path: Path) -> Iterator[Writer]:
@@ -157,7 +157,9 @@ def read_tff(path: Path) -> Iterator[Writer]:
             for user, samples in file["examples"].items():
                 told = f"{path}: writer {user}"
                 x = np.asarray(samples["pixels"], dtype=np.float64).reshape(-1, 784)
-                yield Writer(user, _grey(x, told), _character(np.asarray(samples["label"]).reshape(-1), len(x), told))
+                yield Writer(
+                    user, _grey(x, told, False), _character(np.asarray(samples["label"]).reshape(-1), len(x), told)
+                )
     except DataError:
         raise
     except (OSError, KeyError, AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -165,15 +167,16 @@ def read_tff(path: Path) -> Iterator[Writer]:
         raise DataError(f"{path} is no HDF5 file of FEMNIST (examples/WRITER/pixels, label): {reason}") from error
 
 
-def _grey(x: NDArray[np.float64], name: str) -> Bytes:
-    """Return pixels from 0 to 1 as the bytes that they were made of; others were not made of bytes."""
+def _grey(x: NDArray[np.float64], name: str, exactly: bool) -> Bytes:
+    """Return pixels from 0 to 1 as bytes; where `exactly`, they must have been made of bytes."""
     if not len(x):
         raise DataError(f"{name} has no samples")
     with np.errstate(invalid="ignore", over="ignore"):
         levels = np.rint(x * 255)
-        exact = (np.abs(x * 255 - levels) < 1e-4).all()
-    if not exact or levels.min() < 0 or levels.max() > 255:
-        raise DataError(f"{name} must have pixels that are 256 levels of grey from 0 to 1: the file is damaged")
+        near = (np.abs(x * 255 - levels) < (1e-4 if exactly else 1.0)).all()
+    if not near or levels.min() < 0 or levels.max() > 255:
+        right = "256 levels of grey from 0 to 1" if exactly else "from 0 to 1"
+        raise DataError(f"{name} must have pixels that are {right}: the file is damaged")
     return levels.astype(np.uint8).reshape(-1, 1, 28, 28)
 
 
