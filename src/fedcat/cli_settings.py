@@ -37,7 +37,7 @@ def settings_of(
         stored.pop("dataset_options", None)
     if dataset_texts and stored.get("partition") == NATURAL:  # the owners may be others
         stored = {name: value for name, value in stored.items() if name not in ("devices", "min_samples")}
-    for name in [given["preset"]] if given.get("preset") else swept.get("preset", ()) if file else ():
+    for name in [given["preset"]] if given.get("preset") else swept.get("preset", ()):
         cover = covered(name, datasets)
         shown = uncover(stored, cover)
         gone = {n: value for n, value in flat(stored).items() if n not in flat(shown) and n not in (*given, "preset")}

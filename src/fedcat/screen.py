@@ -131,9 +131,9 @@ def show_partition(console: Console, federation: Federation, skew: Skew, rows: i
     show_fields(
         console,
         {
-            "samples": "{:,.0f} to {:,.0f} a device, median {:,.0f}".format(*_low_high(skew.samples)),
-            "classes": "{:.0f} to {:.0f} a device, median {:.0f}; a mix is worth {:.1f} equal classes".format(
-                *_low_high(skew.classes), skew.effective_classes
+            "samples": "{0:,.0f} to {2:,.0f} a device, median {1:,.0f}".format(*skew.samples),
+            "classes": "{0:.0f} to {2:.0f} a device, median {1:.0f}; a mix is worth {3:.1f} equal classes".format(
+                *skew.classes, skew.effective_classes
             ),
             "skew": f"{skew.distance:.3f} mean total variation distance from the whole, 0 is none; "
             f"the most frequent class is {100 * skew.largest_share:.0f} % of a device",
@@ -168,11 +168,6 @@ def _device_row(console: Console, federation: Federation, device: int) -> tuple[
     mix = "".join(levels[math.ceil(8 * count / counts[most])] for count in counts)
     share = f"{100 * counts[most] / counts.sum():3.0f} % {name}"
     return label, f"{counts.sum():,}", str((counts > 0).sum()), share, mix
-
-
-def _low_high(spread: tuple[float, float, float]) -> tuple[float, float, float]:
-    low, median, high = spread
-    return low, high, median
 
 
 def _option(value: Any) -> str:

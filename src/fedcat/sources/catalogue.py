@@ -96,7 +96,9 @@ def _cifar_archive(
 
 def _cifar_source(
     name: str,
-    title: str,
+    packed: str,
+    folder: str,
+    python: str,
     classes: Sequence[int],
     keys: Sequence[str],
     parts: Mapping[str, Sequence[str]],
@@ -104,9 +106,7 @@ def _cifar_source(
     pickled: Mapping[str, Checksum],
     archive: Checksum,
 ) -> Source:
-    folder = f"{title}-batches-bin" if title == "cifar-10" else f"{title}-binary"
-    python = f"{title}-batches-py" if title == "cifar-10" else f"{title}-python"
-    packed = f"{title}-binary.tar.gz"
+    """Make a source of the archive `packed`, its `folder` when it is unpacked, or torchvision's folder `python`."""
 
     def from_binary(files: Named) -> Content:
         with_suffix = {part: [f"{stem}.bin" for stem in stems] for part, stems in parts.items()}
@@ -130,7 +130,9 @@ def _cifar_source(
 
 CIFAR10 = _cifar_source(
     name="cifar10",
-    title="cifar-10",
+    packed="cifar-10-binary.tar.gz",
+    folder="cifar-10-batches-bin",
+    python="cifar-10-batches-py",
     classes=(10,),
     keys=("labels",),
     parts={"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
@@ -155,7 +157,9 @@ CIFAR10 = _cifar_source(
 
 CIFAR100 = _cifar_source(
     name="cifar100",
-    title="cifar-100",
+    packed="cifar-100-binary.tar.gz",
+    folder="cifar-100-binary",
+    python="cifar-100-python",
     classes=(20, 100),
     keys=("coarse_labels", "fine_labels"),
     parts={"train": ["train"], "test": ["test"]},
