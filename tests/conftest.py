@@ -54,6 +54,6 @@ def pytest_terminal_summary(terminalreporter):
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]
     figures = [text for r in reports for key, text in r.user_properties if key == _KEY]
     if figures:
-        terminalreporter.section("sequential against stacked: norm of the difference over norm of the row")
+        terminalreporter.section("measured")
         for text in sorted(figures):
             terminalreporter.write_line(text)

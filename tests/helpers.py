@@ -14,6 +14,7 @@ from fedcat.federation.pool import Pool
 from fedcat.local import Task
 from fedcat.methods.method import Context
 from fedcat.models.layout import Layout
+from fedcat.server import SERVER_STEPS, ServerStep
 from fedcat.simulation import Simulation
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -60,11 +61,28 @@ def simulate(
     evaluate: tuple[str, ...] = (),
     bound: float | None = None,
     options: dict[str, Any] | None = None,
+    server: ServerStep | None = None,
+    average: float | None = None,
     **local: Any,
 ) -> Simulation:
     """Put a simulation together, not yet run."""
     row = layout.pack(layout.net) if start is None else start
-    context = Context(seed, layout, row, fed.sizes, k, epochs, lambda r: lr, selector)
+    step = getattr(getattr(method, "func", method), "server_step", None) or "mean"
+    context = Context(
+        seed,
+        layout,
+        row,
+        fed.sizes,
+        k,
+        epochs,
+        lambda r: lr,
+        selector,
+        server=server or SERVER_STEPS.get(step)(),
+        average=average,
+        blank=torch.zeros_like(fed.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
+        classes=fed.classes,
+        exact=exact,
+    )
     made = method(context, **(options or {}))
     pool, test = fed.train.to(layout.device), fed.test.to(layout.device)
     task = Task(seed, layout, fed, pool, made.rule, batch_size, **local)

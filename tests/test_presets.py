@@ -40,8 +40,7 @@ def test_the_presets_are_what_was_decided():
 
 
 @pytest.mark.parametrize(("dataset", "mu"), [("mnist", 0.1), ("cifar10", 0.01), ("cifar100", 0.001), ("femnist", 0.1)])
-def test_a_method_gets_its_own_numbers_for_the_dataset(dataset, mu, monkeypatch):
-    monkeypatch.setitem(METHODS._parts, "fedprox", fedcat.FedAvg)
+def test_a_method_gets_its_own_numbers_for_the_dataset(dataset, mu):
     assert preset("lab", dataset)["options"]["fedprox"] == {"mu": mu}
 
 

@@ -15,6 +15,11 @@ def with_batch_norm():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
 
 
+class Bare(fedcat.RoundMethod):
+    def reduce(self, hops, replies):
+        self.row = replies[0].end
+
+
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()
@@ -174,7 +179,8 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
         ({"method": "fedcat", "options": {"fedcat": {"epsilon": "x"}}}, "fedcat.epsilon must be a number, got 'x'"),
         ({"method": "fedcat", "options": {"fedcat": {"epsilom": 1}}}, "unknown option of fedcat 'epsilom'"),
         ({"method": "fedcat", "options": {"fedcat": {"grouping": 1}}}, "fedcat.grouping must be true or false, got 1"),
-        ({"method": "fedavg", "options": {"fedavg": {"mu": 1}}}, "method 'fedavg' has no options, got 'mu'"),
+        ({"method": "fedavg", "options": {"fedavg": {"mu": 1}}}, "unknown option of fedavg 'mu': known are weighting"),
+        ({"method": Bare, "options": {"Bare": {"mu": 1}}}, "method 'test_workshop:Bare' has no options, got 'mu'"),
         ({"options": {"fedcat": 3}}, "options of method 'fedcat' must be a table, got 3"),
         ({"options": {"fedkat": {"epsilon": 0.1}}}, "unknown method in options 'fedkat': did you mean 'fedcat'"),
         ({"method": "os:getcwd"}, "method 'os:getcwd' must be a Method class"),

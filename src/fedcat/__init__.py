@@ -13,10 +13,14 @@ from fedcat.federation.pool import Normalise, Pool
 from fedcat.hop import Hop, Reply, Status
 from fedcat.local import Batch, Beside, LocalRule, Task
 from fedcat.methods import METHODS, FedAvg, FedCat
-from fedcat.methods.method import Context, DeviceMemory, Method, RoundMethod, weighted_mean
+from fedcat.methods.average import weighted_mean
+from fedcat.methods.memory import DeviceMemory
+from fedcat.methods.method import Context, Method, ServerWork
+from fedcat.methods.rounds import RoundMethod
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS
 from fedcat.selection import SELECTORS
+from fedcat.server import SERVER_STEPS, ServerStep
 from fedcat.simulation import Record, Simulation, run_together
 from fedcat.version import __version__
 
@@ -26,6 +30,7 @@ __all__ = [
     "NETS",
     "PARTITIONS",
     "SELECTORS",
+    "SERVER_STEPS",
     "Batch",
     "Beside",
     "Comparison",
@@ -48,6 +53,8 @@ __all__ = [
     "Reply",
     "Result",
     "RoundMethod",
+    "ServerStep",
+    "ServerWork",
     "SettingError",
     "Settings",
     "Simulation",

@@ -14,7 +14,7 @@ from fedcat.comparison import Comparison, Line
 from fedcat.errors import SettingError
 from fedcat.execute import Result, Watch, execute
 from fedcat.models.nets import NETS, net_builder
-from fedcat.runs.folder import MODEL, SETTINGS, read_model, read_summary
+from fedcat.runs.folder import SETTINGS, model_path, read_model, read_summary
 from fedcat.workshop import Workshop
 
 
@@ -53,7 +53,7 @@ def compare(
     return Comparison(methods, seeds, sweep, out, **given).run(watch)
 
 
-def load_model(folder: str | Path, net: Any = None) -> nn.Module:
+def load_model(folder: str | Path, net: Any = None, model: str = "global") -> nn.Module:
     """Return the trained net of a run's folder.
 
     Parameters
@@ -62,16 +62,19 @@ def load_model(folder: str | Path, net: Any = None) -> nn.Module:
         The run's folder.
     net : torch.nn.Module or callable, optional
         A net of the kind that was trained, needed where the run's net was an object that cannot be imported.
+    model : str
+        ``global``, or ``average`` where the run kept an average over rounds.
     """
     path = Path(folder)
+    file = model_path(path, model)
     summary = read_summary(path)
     settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
     name, dtype = settings["net"], getattr(torch, settings["dtype"])
     if isinstance(net, nn.Module):
-        return read_model(path / MODEL, net.to(dtype))
+        return read_model(file, net.to(dtype))
     if net is None and name not in NETS and ":" not in name:
         raise SettingError(
             f"net {name!r} of this run is not known by name: pass the net as load_model(folder, net=...)"
         )
     shape, classes = tuple(summary["input_shape"]), summary["classes"]
-    return read_model(path / MODEL, net_builder(net or NETS.get(name), shape, classes)().to(dtype))
+    return read_model(file, net_builder(net or NETS.get(name), shape, classes)().to(dtype))

@@ -17,6 +17,7 @@ from fedcat.federation.datasets import DATASETS, dataset_options
 _PANELS = {
     "data": ("dataset", "data_dir", "partition", "alpha", "shards", "min_samples", "partition_tries", "data_seed"),
     "method": ("preset", "method", "devices", "fraction", "per_round", "rounds", "selector", "bound"),
+    "server": ("server", "server_lr", "server_momentum", "server_beta2", "server_tau", "average"),
     "local training": ("net", "epochs", "batch_size", "lr", "momentum", "weight_decay", "clip"),
     "step size over rounds": ("lr_schedule", "lr_decay", "lr_every"),
     "evaluation": ("evaluate_every", "evaluate", "per_device"),

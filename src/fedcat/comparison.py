@@ -35,10 +35,26 @@ class Line:
     label: str
     results: list[Result]
 
-    def mean(self, figure: str) -> tuple[float, float]:
-        """Return the mean and the standard deviation over seeds of ``best``, ``last_five`` or ``accuracy``."""
-        values = [getattr(result, figure) for result in self.results]
+    def mean(self, figure: str, model: str = "global") -> tuple[float, float]:
+        """Return the mean and the standard deviation over seeds of ``best``, ``last_five`` or ``accuracy``.
+
+        They are the global model's, or those of another one of `others`.
+        """
+        name = "final" if figure == "accuracy" else figure
+        tables = [r.summary["accuracy"] if model == "global" else r.summary["others"][model] for r in self.results]
+        values = [table[name] for table in tables]
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def others(self) -> list[str]:
+        """The models that were evaluated beside the global one in every run."""
+        found = [result.summary["others"] for result in self.results]
+        return [name for name in found[0] if all(name in one for one in found)]
+
+    @property
+    def relative_traffic(self) -> float:
+        """Traffic over that of one model down and one up for every hop, FedAvg's, in the mean over seeds."""
+        return statistics.fmean(result.summary["relative_traffic"] for result in self.results)
 
     @property
     def traffic(self) -> float:
@@ -57,7 +73,19 @@ class Line:
             {"seed": r.settings.seed, "folder": r.folder.name if r.folder else None, **r.summary["accuracy"]}
             for r in self.results
         ]
-        return {"label": self.label, **figures, "bytes": self.traffic, "seconds": self.seconds, "runs": runs}
+        others = {
+            name: {figure: dict(zip(("mean", "std"), self.mean(figure, name), strict=True)) for figure in FIGURES}
+            for name in self.others
+        }
+        return {
+            "label": self.label,
+            **figures,
+            "others": others,
+            "bytes": self.traffic,
+            "relative_traffic": self.relative_traffic,
+            "seconds": self.seconds,
+            "runs": runs,
+        }
 
 
 class Comparison:

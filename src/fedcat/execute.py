@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcat.errors import SettingError
+from fedcat.errors import SettingError, unknown
 from fedcat.experiment import Settings
 from fedcat.federation.federation import Federation
 from fedcat.interrupt import Brake
 from fedcat.runs.folder import RunFolder, model_tensors
-from fedcat.simulation import Record, run_together
+from fedcat.simulation import Record, Simulation, run_together
 from fedcat.version import __version__
 from fedcat.workshop import Prepared, pinned
 
@@ -74,12 +74,14 @@ class Result:
         """The mean of the last five test accuracies."""
         return statistics.fmean(self.accuracies[-5:])
 
-    def model(self) -> nn.Module:
-        """Return the trained net, on the CPU, ready to evaluate."""
+    def model(self, which: str = "global") -> nn.Module:
+        """Return the trained net, on the CPU, ready to evaluate; `which` may be ``average`` where one was kept."""
         simulation = self._prepared.simulation
-        layout = simulation.task.layout
+        layout, rows = simulation.task.layout, simulation.method.models()
+        if which not in rows:
+            raise unknown("model", which, rows)
         net = deepcopy(layout.net)
-        layout.write(simulation.method.models()["global"], net)
+        layout.write(rows[which], net)
         return net.cpu().eval()
 
 
@@ -138,18 +140,37 @@ def _result(ready: Prepared, folder: RunFolder | None, status: str, why: str) ->
     if folder is not None:
         _write_up(ready, folder)
         whole = simulation.wrong_row() is None
-        row = simulation.method.models()["global"]
-        folder.finish(model_tensors(simulation.task.layout, row) if whole else None, summary, devices)
+        rows = simulation.method.models() if whole else {}
+        folder.finish({n: model_tensors(simulation.task.layout, row) for n, row in rows.items()}, summary, devices)
         path = folder.path
     if devices is not None:
         summary["devices"] = devices
     return Result(pinned(ready.settings), simulation.history, ready.federation, status, summary, path, ready)
 
 
+def _figures(scores: Sequence[float]) -> dict[str, float | None]:
+    """Return the last, the best and the mean of the last five accuracies."""
+    if not scores:
+        return dict.fromkeys(("final", "best", "last_five"))
+    return {"final": scores[-1], "best": max(scores), "last_five": statistics.fmean(scores[-5:])}
+
+
+def _others(history: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(name for record in history for name in record.others))
+
+
+def _relative_traffic(simulation: Simulation) -> float | None:
+    """Return the bytes that passed over those of one model down and one up for every hop, which is FedAvg's traffic."""
+    layout = simulation.task.layout
+    hops = sum(len(record.devices) for record in simulation.history)
+    return simulation.ledger.total / (2 * hops * layout.size * layout.dtype.itemsize) if hops else None
+
+
 def _summary(ready: Prepared, status: str, final: float | None) -> dict[str, Any]:
     simulation, layout = ready.simulation, ready.simulation.task.layout
     history = simulation.history
     scores = [record.accuracy for record in history if record.accuracy is not None]
+    others = {name: [r.others[name][0] for r in history if name in r.others] for name in _others(history)}
     lost = sum(len(record.lost) for record in history)
     notes = list(ready.notes)
     if lost:
@@ -161,12 +182,10 @@ def _summary(ready: Prepared, status: str, final: float | None) -> dict[str, Any
     return {
         "status": status,
         "rounds": len(history),
-        "accuracy": {
-            "final": final if final is not None or not scores else scores[-1],
-            "best": max(scores, default=None),
-            "last_five": statistics.fmean(scores[-5:]) if scores else None,
-        },
+        "accuracy": {**_figures(scores), **({} if final is None else {"final": final})},
+        "others": {name: _figures(found) for name, found in others.items()},
         "bytes": {"up": simulation.ledger.up, "down": simulation.ledger.down},
+        "relative_traffic": _relative_traffic(simulation),
         "seconds": round(simulation.seconds, 3),
         "engine": {"name": simulation.engine.name, "why": ready.engine_why, "exact": ready.settings.exact},
         "device": str(layout.device),

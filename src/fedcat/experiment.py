@@ -56,6 +56,16 @@ class Settings:
     weight_decay: float = _is(0.0, "weight decay of the local SGD")
     clip: float | None = _is(None, "the largest norm of a local gradient; by default not clipped")
     bound: float | None = _is(None, "the largest norm of a device's change that the server lets in")
+    server: str = _is(
+        "", "the server's step: mean, momentum, adam or module:Class, see `fedcat methods`; by default the method's own"
+    )
+    server_lr: float | None = _is(None, "its step size; by default 1, for adam 0.01")
+    server_momentum: float | None = _is(None, "momentum, adam: the first beta; by default 0.9")
+    server_beta2: float | None = _is(None, "adam: the second beta; by default 0.99")
+    server_tau: float | None = _is(None, "adam: what is added to the root; by default 0.001")
+    average: float | None = _is(
+        None, "keep an exponential average of the model over rounds with this decay, such as 0.95, and evaluate it too"
+    )
     selector: str = _is("", "who trains next: uniform, by-samples or module:function; by default the method's own")
     seed: int = _is(0, "seed of all chance")
     data_seed: int | None = _is(None, "seed of the partition and of the dataset's own draws; by default the seed")
@@ -96,6 +106,7 @@ class Settings:
             right = f"at least 1 and at most the {self.devices} devices"
             _need(self, "per_round", 1 <= self.per_round <= self.devices, right)
         _need(self, "momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
+        _need(self, "average", self.average is None or 0 <= self.average < 1, "at least 0 and below 1")
         _need(self, "weight_decay", 0 <= self.weight_decay < math.inf, "at least 0")
         _need(self, "lr_decay", 0 <= self.lr_decay < math.inf, "at least 0")
         _need(self, "seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedcat.errors import SettingError, unknown
-from fedcat.methods import METHODS
+from fedcat.methods import paper_options
 
 _COMMON: dict[str, Any] = {
     "fraction": 0.1,
@@ -45,21 +45,6 @@ _OF_DATASET: dict[str, dict[str, Any]] = {
         "dataset_options": {"writers": 180, "keep": 100, "mean": [0.5], "std": [-0.5]},
     },
 }
-_OF_METHODS: dict[str, dict[str, Any]] = {
-    "fedcat": {"epsilon": 0.5, "lambda": 1},
-    "fedcat-gc": {"epsilon": 0.5, "lambda": 1},
-}
-_GENERATOR: dict[str, Any] = {"hidden": 512, "noise": 100, "batch": 128, "decay": 1.0}
-_OF_METHODS_ON: dict[str, dict[str, dict[str, Any]]] = {
-    "mnist": {
-        "fedprox": {"mu": 0.1},
-        "fedgen": {"hidden": 256, "noise": 32, "a": 10.0, "b": 10.0, "lr": 3e-4, "decay": 0.98},
-    },
-    "cifar10": {"fedprox": {"mu": 0.01}, "fedgen": {**_GENERATOR, "a": 0.2, "b": 0.2, "lr": 3e-4}},
-    "cifar100": {"fedprox": {"mu": 0.001}, "fedgen": {**_GENERATOR, "a": 10.0, "b": 1.0, "lr": 1e-4}},
-    "femnist": {"fedprox": {"mu": 0.1}, "fedgen": {**_GENERATOR, "a": 10.0, "b": 10.0, "lr": 3e-4}},
-}
-
 _TABLES = ("dataset_options", "options")
 
 PRESETS = tuple(_OF_PRESET)
@@ -67,7 +52,7 @@ PRESET_DATASETS = tuple(_OF_DATASET)
 
 
 def preset(name: str, dataset: str) -> dict[str, Any]:
-    """Return the settings of a preset for a dataset, with the options of the methods that there are.
+    """Return the settings of a preset for a dataset, with the methods' options.
 
     Parameters
     ----------
@@ -82,7 +67,6 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
         raise SettingError(
             f"preset {name!r} must be used with one of its datasets, {', '.join(PRESET_DATASETS)}, got {dataset!r}"
         )
-    tables = {**_OF_METHODS, **_OF_METHODS_ON[dataset]}
     return {
         "preset": name,
         "dataset": dataset,
@@ -90,7 +74,7 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
         **_OF_DATASET[dataset],
         **_COMMON,
         **_OF_PRESET[name],
-        "options": {method: dict(table) for method, table in tables.items() if method in METHODS},
+        "options": paper_options(dataset),
     }
 
 

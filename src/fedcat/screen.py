@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -64,18 +65,21 @@ def described(settings: Sequence[Settings]) -> str:
 
 def show_result(console: Console, result: Result) -> None:
     """Print what one run gave."""
-    traffic = result.summary["bytes"]
-    figures = (
-        f"{100 * result.accuracy:.2f} % (best {100 * result.best:.2f} %, mean of the last five evaluations "
-        f"{100 * result.last_five:.2f} %)"
-    )
+    traffic, relative = result.summary["bytes"], result.summary["relative_traffic"]
+    others = {name: found for name, found in result.summary["others"].items() if not name.startswith("copy ")}
     fields = {
-        "accuracy": figures,
-        "traffic": f"{size(traffic['down'])} down, {size(traffic['up'])} up",
+        "accuracy": _figures(result.summary["accuracy"]),
+        **{name: _figures(found) for name, found in others.items()},
+        "traffic": f"{size(traffic['down'])} down, {size(traffic['up'])} up, {relative:.2f} times FedAvg's",
         "time": f"{result.summary['seconds']:.1f} s",
         "folder": str(result.folder),
     }
     show_fields(console, fields)
+
+
+def _figures(found: Mapping[str, float]) -> str:
+    final, best, last = (100 * found[name] for name in ("final", "best", "last_five"))
+    return f"{final:.2f} % (best {best:.2f} %, mean of the last five evaluations {last:.2f} %)"
 
 
 def show_comparison(console: Console, lines: Sequence[Line]) -> None:
@@ -83,17 +87,24 @@ def show_comparison(console: Console, lines: Sequence[Line]) -> None:
     seeds = len(lines[0].results)
     pm = "±" if console.encoding.lower().startswith("utf") else "+-"
     title = f"mean {pm} standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
-    table = Table(title=f"test accuracy in %, {title}", title_justify="left")
+    say(console, f"test accuracy in %, {title}")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run")
     for heading in ("best", "last five", "traffic", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
-        figures = [line.mean(figure) for figure in ("best", "last_five")]
-        spread = [f" {pm} {100 * deviation:.2f}" if seeds > 1 else "" for _, deviation in figures]
-        scores = [f"{100 * mean:.2f}{s}" for (mean, _), s in zip(figures, spread, strict=True)]
-        table.add_row(line.label, *scores, size(line.traffic), f"{line.seconds:.1f} s")
+        for model in ("global", *(name for name in line.others if not name.startswith("copy "))):
+            figures = [line.mean(figure, model) for figure in ("best", "last_five")]
+            spread = [f" {pm} {100 * deviation:.2f}" if seeds > 1 else "" for _, deviation in figures]
+            scores = [f"{100 * mean:.2f}{s}" for (mean, _), s in zip(figures, spread, strict=True)]
+            cost = (f"{size(line.traffic)} {line.relative_traffic:.2f}x", f"{line.seconds:.1f} s")
+            table.add_row(*((line.label, *scores, *cost) if model == "global" else (f"  its {model}", *scores)))
     console.print(table)
-    say(console, "last five: mean of the last five evaluations; traffic and time: of one run, its share")
+    say(
+        console,
+        "last five: mean of the last five evaluations; traffic and time: of one run, its share; "
+        "x: traffic over FedAvg's, one model down and one up a hop",
+    )
 
 
 def show_methods(console: Console) -> None:

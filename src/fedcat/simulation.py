@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,8 +16,10 @@ from fedcat.errors import SettingError
 from fedcat.federation.pool import Pool
 from fedcat.hop import Door, Hop, Reply
 from fedcat.local import Task
-from fedcat.methods.method import Method
+from fedcat.methods.method import Method, do_together
 from fedcat.runs.ledger import Ledger
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -32,7 +35,8 @@ class Record:
     up, down : int
         Bytes since the start.
     seconds : float
-        Time since the start; beside other simulations, this one's share by steps taken.
+        Time since the start; beside other simulations, this one's share: of training by steps taken, of what servers
+        compute together alike.
     devices : list of int
         Which device trained which copy, by copy (slot).
     train_loss : float or None
@@ -216,20 +220,33 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
     waiting = [simulation for simulation in simulations if not simulation.done]
     for engine in dict.fromkeys(simulation.engine for simulation in waiting):
         group = [simulation for simulation in waiting if simulation.engine is engine]
-        begin = time.perf_counter()
-        planned = [simulation.plan() for simulation in group]
+        planned = [_timed(simulation, simulation.plan) for simulation in group]
         if not any(planned):
             raise RuntimeError("no simulation has a hop to start: a method waits for replies that nobody owes")
+        begin = time.perf_counter()
         replies = engine.train([job for jobs in planned for job in jobs])
-        shares = []
+        elapsed = time.perf_counter() - begin
+        steps = max(1, sum(reply.steps for reply in replies))
         for simulation, jobs in zip(group, planned, strict=True):
             own, replies = replies[: len(jobs)], replies[len(jobs) :]
-            simulation.absorb(own)
-            shares.append(sum(reply.steps for reply in own))
-        elapsed = time.perf_counter() - begin
-        for simulation, share in zip(group, shares, strict=True):
-            simulation.seconds += elapsed * share / max(1, sum(shares))
+            simulation.seconds += elapsed * sum(reply.steps for reply in own) / steps
+            _timed(simulation, partial(simulation.absorb, own))
+        works = {simulation: simulation.method.work() for simulation in group}
+        busy = [simulation for simulation, work in works.items() if work is not None]
+        begin = time.perf_counter()
+        do_together(works.values())
+        for simulation in busy:
+            simulation.seconds += (time.perf_counter() - begin) / len(busy)
     return [simulation.record() for simulation in simulations]
+
+
+def _timed(simulation: Simulation, call: Callable[[], T]) -> T:
+    """Call a function on a simulation's own time."""
+    begin = time.perf_counter()
+    try:
+        return call()
+    finally:
+        simulation.seconds += time.perf_counter() - begin
 
 
 def run_together(

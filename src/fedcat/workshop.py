@@ -13,22 +13,23 @@ from fedcat import engines
 from fedcat.arithmetic import find_device
 from fedcat.chance import Purpose, chance, torch_seed
 from fedcat.engines.engine import Engine
-from fedcat.errors import DataError, SettingError, unknown
+from fedcat.errors import DataError, SettingError
 from fedcat.experiment import Settings, make
 from fedcat.federation.datasets import DATASETS, GIVEN, NATURAL, Dataset, made_by, make_dataset
 from fedcat.federation.federation import Federation
 from fedcat.federation.partition import PARTITIONS
 from fedcat.federation.pool import Pool
 from fedcat.local import Task
-from fedcat.methods import METHODS, Context, Method, make_method
+from fedcat.methods import METHODS, Method
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS, check_outputs, net_builder
 from fedcat.models.traits import traits
 from fedcat.options import arguments, plain_options, plain_values
 from fedcat.presets import over_preset
-from fedcat.registry import name_of, part_label
-from fedcat.schedules import schedule
-from fedcat.selection import SELECTORS, Selector, from_part
+from fedcat.registry import Registry, name_of, part_label
+from fedcat.selection import SELECTORS
+from fedcat.server import SERVER_STEPS
+from fedcat.server_side import make_server_side, method_options
 from fedcat.simulation import Simulation
 from fedcat.sources.places import expanded
 
@@ -73,8 +74,8 @@ class Workshop:
         Parameters
         ----------
         given : mapping
-            Settings by name; `method`, `dataset`, `net` and `selector` may be a user's own objects. What is not
-            given comes from the dataset's defaults, then from the general ones.
+            Settings by name; `method`, `dataset`, `net`, `selector` and `server` may be a user's own objects. What is
+            not given comes from the dataset's defaults, then from the general ones.
         """
         settings, federation, parts = self._divided(given)
         if settings.threads is not None:
@@ -87,7 +88,7 @@ class Workshop:
         layout, start = self._layout(net, builder, federation, settings, device)
         pool = federation.train.to(device)
         name, why = engines.pick(settings.engine, layout, pool, settings.batch_size, exact)
-        settings, method = _method(parts, settings, federation, layout, start)
+        settings, method = make_server_side(parts, settings, federation, layout, start)
         simulation = Simulation(
             method,
             _task(settings, federation, layout, pool, method),
@@ -186,6 +187,15 @@ class Workshop:
         return self._engines[name, exact]
 
 
+_NAMED: dict[str, Registry[Any]] = {
+    "method": METHODS,
+    "net": NETS,
+    "selector": SELECTORS,
+    "server": SERVER_STEPS,
+    "partition": PARTITIONS,
+}
+
+
 def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
@@ -193,7 +203,7 @@ def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide what was given into plain settings and a user's own objects, each named in the settings as well."""
     plain, parts = dict(given), {}
-    for name in ("method", "dataset", "net", "selector"):
+    for name in ("method", "dataset", "net", "selector", "server"):
         part = plain.get(name)
         if part is not None and not isinstance(part, str):
             parts[name] = part
@@ -207,12 +217,12 @@ def _check_early(plain: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     find_device(general.device)
     if general.data_dir and not expanded(general.data_dir).is_dir():
         raise DataError(f"data_dir must name a folder that is there, got {general.data_dir!r}")
-    for name, registry in (("method", METHODS), ("net", NETS), ("selector", SELECTORS), ("partition", PARTITIONS)):
+    for name, registry in _NAMED.items():
         value = getattr(general, name)
         if name not in parts and value not in ("", "given"):
             registry.get(value)
     factory = parts.get("method") or METHODS.get(general.method)
-    arguments("method", general.method, factory, _options(general, factory))
+    arguments("method", general.method, factory, method_options(general, factory))
 
 
 def _absolute(folder: str) -> str:
@@ -253,39 +263,6 @@ def _net_name(settings: Settings) -> str:
     return settings.net
 
 
-def _method(
-    parts: Mapping[str, Any], settings: Settings, federation: Federation, layout: Layout, start: Tensor
-) -> tuple[Settings, Method]:
-    """Return the method, and the settings with its options' defaults filled in."""
-    factory = parts.get("method") or METHODS.get(settings.method)
-    given = _options(settings, factory)
-    ready = arguments("method", settings.method, factory, given)
-    plain = plain_options(factory)
-    if plain or given:
-        settings = replace(settings, options={**settings.options, settings.method: {**plain, **given}})
-    context = Context(
-        seed=settings.seed,
-        layout=layout,
-        start=start,
-        samples=federation.sizes,
-        per_round=settings.k,
-        epochs=settings.epochs,
-        lr=schedule(settings.lr_schedule, settings.lr, settings.rounds, settings.lr_decay, settings.lr_every),
-        selector=_selector(parts.get("selector"), settings, federation),
-    )
-    return settings, make_method(settings.method, factory, context, ready)
-
-
-def _options(settings: Settings, factory: Any) -> Any:
-    """Return the options of the method in use; a user's class may be called by its own name alone."""
-    short = part_label(factory)
-    for name in settings.options:
-        theirs = ":" in name or name.startswith("<")
-        if name not in METHODS and not theirs and name not in (settings.method, short):
-            raise unknown("method in options", name, [*(known for known, _ in METHODS), settings.method])
-    return settings.options.get(settings.method, settings.options.get(short, {}))
-
-
 def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool, method: Method) -> Task:
     refuses_one = traits(layout, pool).refuses_one
     if refuses_one and settings.batch_size == 1:
@@ -304,13 +281,6 @@ def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool
         clip=settings.clip,
         join_lone=refuses_one,
     )
-
-
-def _selector(part: object | None, settings: Settings, federation: Federation) -> Selector | None:
-    if part is None and not settings.selector:
-        return None
-    found = part if part is not None else SELECTORS.get(settings.selector)
-    return from_part(found, settings.seed, federation.sizes, settings.k)
 
 
 def pinned(settings: Settings) -> Settings:

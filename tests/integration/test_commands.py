@@ -149,7 +149,7 @@ BAD = [
     (run_with("--out", "full"), "out folder 'full' holds a run already"),
     (run_with("-o", "epsilon"), "option must be written NAME=VALUE, got 'epsilon'"),
     (run_with("-o", "mu=1"), "unknown option of fedcat 'mu'"),
-    (run_with("--method", "fedavg", "-o", "mu=1"), "method fedavg has no options, got 'mu'"),
+    (run_with("--method", "fedavg", "-o", "mu=1"), "unknown option of fedavg 'mu': known are weighting"),
     (run_with("-o", "epsilon=2"), "epsilon must lie between 0 and 1, got 2"),
     (run_with("--rouns", "3"), "No such option: --rouns"),
     (run_with("typed.toml"), "method must be a text, got 5"),

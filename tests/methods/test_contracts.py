@@ -16,7 +16,9 @@ from fedcat.engines import StackedEngine, width
 from fedcat.hop import Reply, Status
 from fedcat.local import LocalRule
 from fedcat.methods import FedAvg, FedCat
-from fedcat.methods.method import DeviceMemory, RoundMethod, weighted_mean
+from fedcat.methods.average import weighted_mean
+from fedcat.methods.memory import DeviceMemory
+from fedcat.methods.rounds import RoundMethod
 from fedcat.models.nets import NETS
 from fedcat.simulation import run_together
 

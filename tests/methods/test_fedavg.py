@@ -5,7 +5,7 @@ from torch import nn
 
 from fedcat.hop import Reply, Status
 from fedcat.methods import FedAvg
-from fedcat.methods.method import weighted_mean
+from fedcat.methods.average import weighted_mean
 
 
 @pytest.fixture

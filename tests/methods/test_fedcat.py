@@ -8,7 +8,8 @@ from helpers import federation, layout_of, simulate, small_net
 from fedcat.errors import SettingError
 from fedcat.hop import Reply, Status
 from fedcat.methods import FedAvg, FedCat
-from fedcat.methods.method import Context, weighted_mean
+from fedcat.methods.average import weighted_mean
+from fedcat.methods.method import Context
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies

@@ -243,7 +243,7 @@ def test_a_method_that_breaks_leaves_a_failed_run_that_says_why(how, error, mess
     if how in ("raise", "exit"):
         fedcat.load_model(tmp_path / "run")
     else:
-        with pytest.raises(SettingError, match="holds no model: its run failed"):
+        with pytest.raises(SettingError, match=r"holds no model\.safetensors: its run failed"):
             fedcat.load_model(tmp_path / "run")
     if how != "exit":
         assert error.__name__ in summary["notes"][-1]
@@ -307,6 +307,6 @@ def test_a_round_that_an_interrupt_cut_short_is_written_once(tmp_path):
     folder._traffic.write = whole
     assert folder.rounds == 1
     folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
-    folder.finish(None, {})
+    folder.finish({}, {})
     assert [line["round"] for line in read_history(folder.path)] == [1, 2]
     assert (folder.path / "traffic.csv").read_text() == "round,device,down,up\n1,3,10,20\n2,4,10,20\n"

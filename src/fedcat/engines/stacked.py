@@ -40,11 +40,12 @@ class StackedEngine(Engine):
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops, those that can share a launch together."""
         launches: dict[object, list[int]] = {}
-        for position, (task, _) in enumerate(jobs):
+        for position, (task, hop) in enumerate(jobs):
             key = (
                 id(task.layout),
                 id(task.pool),
                 task.rule.loss_key(),
+                (*hop.sent, *hop.memory) if task.rule.own_loss else None,
                 task.padding if self.exact else None,
             )
             launches.setdefault(key, []).append(position)

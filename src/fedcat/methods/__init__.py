@@ -7,8 +7,12 @@ from functools import partial
 from typing import Any
 
 from fedcat.errors import SettingError
+from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedcat import FedCat
+from fedcat.methods.fedcluster import FedCluster
+from fedcat.methods.fedopt import FedAdam, FedAvgM
+from fedcat.methods.fedprox import FedProx
 from fedcat.methods.method import Context, Method
 from fedcat.registry import Registry, takes
 
@@ -27,6 +31,29 @@ METHODS.add(
     partial(FedCat, grouping=False),
     "FedCat's device concatenation alone, devices drawn uniformly (the paper's w/ DC)",
 )
+METHODS.add("fedprox", FedProx, "FedAvg with a pull towards the global model in the loss (Li et al. 2020)")
+METHODS.add("fedcluster", FedCluster, "clusters of devices take their steps one after another (Chen et al. 2020)")
+METHODS.add("cyclic", Cyclic, "one copy walks through the devices, nothing is averaged (Chang et al. 2018)")
+METHODS.add("fedavgm", FedAvgM, "FedAvg with momentum on the server (Hsu et al. 2019)")
+METHODS.add("fedadam", FedAdam, "FedAvg with Adam on the server (Reddi et al. 2021)")
+
+OF_PAPER: dict[str, dict[str, dict[str, Any]]] = {
+    "fedcat": {"": {"epsilon": 0.5, "lambda": 1}},
+    "fedcat-gc": {"": {"epsilon": 0.5, "lambda": 1}},
+    "fedprox": {
+        "mnist": {"mu": 0.1},
+        "cifar10": {"mu": 0.01},
+        "cifar100": {"mu": 0.001},
+        "femnist": {"mu": 0.1},
+    },
+}
+"""The options of methods in the experiments of the FedCat paper, by method and dataset; under "" those of all."""
+
+
+def paper_options(dataset: str) -> dict[str, dict[str, Any]]:
+    """Return the options that the methods have in the experiments of the FedCat paper on a dataset."""
+    tables = {name: {**found.get("", {}), **found.get(dataset, {})} for name, found in OF_PAPER.items()}
+    return {name: table for name, table in tables.items() if table}
 
 
 def make_method(name: str, factory: Factory, context: Context, given: Mapping[str, Any]) -> Method:
@@ -42,4 +69,4 @@ def make_method(name: str, factory: Factory, context: Context, given: Mapping[st
     return made
 
 
-__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "make_method"]
+__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "make_method", "paper_options"]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedcat.errors import SettingError
 from fedcat.hop import Hop, Reply, hop_id
-from fedcat.methods.method import Context, Method, weighted_mean
+from fedcat.methods.average import weighted_mean
+from fedcat.methods.method import Context, Method
 from fedcat.selection import GroupedSelector, Selector, checked
 
 
@@ -37,6 +38,8 @@ class FedCat(Method):
     lambda_ : float
         Cycles between two groupings; lambda * K must be a whole number of rounds.
     """
+
+    server_step = "mean"
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class FedCat(Method):
         self.seen = [0] * k
         self._next = [first] * k
         self._out: dict[int, int] = {}
+        self._passed: dict[int, dict[int, tuple[Tensor, int]]] = {}
 
     @property
     def round(self) -> int:  # type: ignore[override]
@@ -116,6 +120,7 @@ class FedCat(Method):
 
     def absorb(self, replies: Sequence[Reply]) -> None:
         """Move copies on; average them when the last one has ended the cycle."""
+        before = self.round
         for reply in replies:
             if reply.hop not in self._out:
                 raise ValueError(f"hop {reply.hop} is not outstanding")
@@ -124,17 +129,30 @@ class FedCat(Method):
                 self.copies[copy] = reply.end
                 self.seen[copy] += reply.samples
             self._next[copy] += 1
-        if self.round == self.first + self.length:
+            if self.average is not None:
+                self._passed.setdefault(self._next[copy], {})[copy] = (self.copies[copy], self.seen[copy])
+        if self.round > before:
+            self._complete(self.round)
+
+    def _complete(self, round: int) -> None:
+        """End a round that the last copy has passed."""
+        passed = self._passed.pop(round, {})
+        if round == self.first + self.length:
             self._aggregate()
+        if self.average is not None:
+            as_it_was = [passed[copy] for copy in range(len(passed))]
+            between = round > self.first
+            self.average.add(self._mean(*zip(*as_it_was, strict=True)) if between else self.row)
 
     def _aggregate(self) -> None:
-        self.row = self._mean()
+        if any(self.seen):
+            self.row = self.stepped(self.row, self._mean(self.copies, self.seen))
         first = self.round
         self._chosen = {r: d for r, d in self._chosen.items() if r >= first}
         self._begin(first)
 
-    def _mean(self) -> Tensor:
-        return weighted_mean(torch.stack(self.copies), self.seen) if any(self.seen) else self.row
+    def _mean(self, copies: Sequence[Tensor], seen: Sequence[int]) -> Tensor:
+        return weighted_mean(torch.stack(list(copies)), seen) if any(seen) else self.row
 
     def close(self) -> None:
         """Average a cycle that the last round left unfinished."""
@@ -143,9 +161,9 @@ class FedCat(Method):
 
     def models(self, *wanted: str) -> dict[str, Tensor]:
         """Return the global row; if wanted the mean of the copies as they are, and the copies."""
-        rows = {"global": self.row}
+        rows = {"global": self.row, **self.averaged(self.row)}
         if "mean" in wanted:
-            rows["mean"] = self._mean()
+            rows["mean"] = self._mean(self.copies, self.seen)
         if "copies" in wanted:
             rows.update({f"copy {i}": copy for i, copy in enumerate(self.copies)})
         return rows
@@ -168,8 +186,10 @@ class FedCat(Method):
             "first": self.first,
             "seen": list(self.seen),
             "next": list(self._next),
+            "passed": {str(r): {str(c): list(p) for c, p in copies.items()} for r, copies in self._passed.items()},
             "chosen": {str(r): list(d) for r, d in self._chosen.items()},
             "selector": self.selector.state(),
+            **self.parts_state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -178,5 +198,9 @@ class FedCat(Method):
         self._begin(state["first"])
         self.copies = list(state["copies"].unbind(0))
         self.seen, self._next = list(state["seen"]), list(state["next"])
+        self._passed = {
+            int(r): {int(c): (row, seen) for c, (row, seen) in copies.items()} for r, copies in state["passed"].items()
+        }
         self._chosen = {int(r): list(d) for r, d in state["chosen"].items()}
         self.selector.restore(state["selector"])
+        self.restore_parts(state)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.hop import Hop, Reply, Status, Tensors, hop_id
+from fedcat.errors import SettingError
+from fedcat.hop import Hop, Reply
 from fedcat.local import LocalRule
+from fedcat.methods.average import RunningAverage
 from fedcat.models.layout import Layout
-from fedcat.selection import FunctionSelector, Selector, checked, uniform
+from fedcat.selection import FunctionSelector, Selector, uniform
+from fedcat.server import Mean, ServerStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,16 @@ class Context:
         The step size of a round.
     selector : Selector, optional
         The user's own selection; a method has one of its own where this is None.
+    server : ServerStep
+        How the global parameters follow the mean of the devices' models.
+    average : float, optional
+        The decay of an average of the model over rounds, where one is wanted.
+    blank : Tensor, optional
+        One input of zeros, [1, ...], of the shape and type that the net takes.
+    classes : int
+        How many classes there are.
+    exact : bool
+        Whether no bit may depend on what else runs beside.
     """
 
     seed: int
@@ -51,6 +63,11 @@ class Context:
     epochs: int
     lr: Callable[[int], float]
     selector: Selector | None = None
+    server: ServerStep = field(default_factory=Mean)
+    average: float | None = None
+    blank: Tensor | None = None
+    classes: int = 0
+    exact: bool = False
 
     @property
     def devices(self) -> int:
@@ -60,6 +77,23 @@ class Context:
     def selection(self) -> Selector:
         """Return the user's selector, or uniform selection without replacement."""
         return self.selector or FunctionSelector(uniform, self.seed, self.samples, self.per_round)
+
+    def refuse_selector(self, why: str) -> None:
+        """Raise where the user named a selector, for a method whose own selection is the method."""
+        if self.selector is not None:
+            raise SettingError(f"selector cannot be set: {why}")
+
+
+class ServerWork(ABC):
+    """Work of the server that can wait until its method plans again, so that several simulations' is done as one."""
+
+    @abstractmethod
+    def key(self) -> Hashable:
+        """Return what tells apart works that cannot be done as one."""
+
+    @abstractmethod
+    def run(self, works: Sequence[Self]) -> None:
+        """Do all of `works`, this one among them; they have the same key."""
 
 
 class Method(ABC):
@@ -71,13 +105,18 @@ class Method(ABC):
         What the devices do.
     round : int
         Rounds that are complete.
+    server_step : str or None
+        The server's step where the user names none; None for a method that has no use for one.
     """
 
     rule: LocalRule = LocalRule()
     round: int = 0
+    server_step: str | None = None
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.server = context.server
+        self.average = None if context.average is None else RunningAverage(context.average)
 
     @abstractmethod
     def plan(self, until: int) -> list[Hop]:
@@ -87,12 +126,22 @@ class Method(ABC):
     def absorb(self, replies: Sequence[Reply]) -> None:
         """Take replies to any of the outstanding hops, in any grouping and order; each hop ends once."""
 
+    def work(self) -> ServerWork | None:
+        """Hand out what is left to compute before the next plan, once: who asks for it does it.
+
+        A method that plans while there is some does it itself.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027
         """Aggregate what is not yet part of the global model."""
 
     @abstractmethod
     def models(self, *wanted: str) -> dict[str, Tensor]:
-        """Return rows to evaluate: ``global`` always; ``mean`` and ``copies`` if wanted and if there are such."""
+        """Return rows to evaluate: ``global`` always, ``average`` where the context asks for it.
+
+        Also ``mean`` and ``copies``, if wanted and if there are such.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -106,173 +155,34 @@ class Method(ABC):
         """Return lines that a user who runs `rounds` rounds should read first."""
         return []
 
+    def stepped(self, row: Tensor, mean: Tensor) -> Tensor:
+        """Return the next global row: the server's step for the parameters, the mean for the buffers."""
+        size = self.context.layout.parameter_size
+        moved = self.server.step(row[:size], mean[:size])
+        return moved if len(mean) == size else torch.cat([moved, mean[size:]])
 
-class RoundMethod(Method):
-    """A method whose rounds have a barrier: K devices start from the global row, then their replies are reduced.
+    def averaged(self, row: Tensor) -> dict[str, Tensor]:
+        """Return the average over rounds, where there is to be one; before the first round it is `row`."""
+        if self.average is None:
+            return {}
+        return {"average": row if self.average.row is None else self.average.row}
 
-    Replies fill slots; the round is reduced when the last slot is filled, in slot order, so that the order of arrival
-    changes nothing. A method overrides `reduce`, and where it needs to `select` and `hop`.
+    def parts_state(self) -> dict[str, Any]:
+        """Return the state of the server's step and of the average, as part of a method's state."""
+        return {"server": self.server.state(), "average": None if self.average is None else self.average.state()}
 
-    Attributes
-    ----------
-    row : Tensor
-        The global row.
-    memory : DeviceMemory or None
-        What devices keep between hops. A method that sets it has it sent along with the hops, committed when replies
-        have been reduced, and kept in its state.
-    """
-
-    memory: DeviceMemory | None = None
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.row = context.start
-        self.selector = context.selection()
-        self._devices: list[int] = []
-        self._hops: list[Hop] = []
-        self._replies: dict[int, Reply] = {}
-        self._out: set[int] = set()
-
-    def select(self, round: int) -> Sequence[int]:
-        """Return the devices of a round, in slot order; one may be named twice."""
-        chosen = self.selector.select(round)
-        devices: list[int] = checked(chosen, self.context.devices, self.context.per_round).tolist()
-        return devices
-
-    def hop(self, round: int, slot: int, device: int, visit: int) -> Hop:
-        """Return the hop of one slot."""
-        return Hop(
-            id=hop_id(round, slot),
-            round=round,
-            device=device,
-            start=self.row,
-            epochs=self.context.epochs,
-            lr=self.context.lr(round),
-            copy=slot,
-            visit=visit,
-            memory={} if self.memory is None else self.memory[device],
-        )
-
-    @abstractmethod
-    def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> None:
-        """Make the next global row of a round's replies, in slot order, those that did not arrive among them."""
-
-    def plan(self, until: int) -> list[Hop]:
-        """Return the round's hops, each once."""
-        if self.round >= until:
-            return []
-        if not self._hops:
-            self._devices = self._devices or [int(device) for device in self.select(self.round)]
-            self._hops = self._make()
-        ready = [hop for hop in self._hops if hop.id not in self._replies and hop.id not in self._out]
-        self._out.update(hop.id for hop in ready)
-        return ready
-
-    def _make(self) -> list[Hop]:
-        seen: Counter[int] = Counter()
-        hops = []
-        for slot, device in enumerate(self._devices):
-            hops.append(self.hop(self.round, slot, device, seen[device]))
-            seen[device] += 1
-        return hops
-
-    def absorb(self, replies: Sequence[Reply]) -> None:
-        """Fill slots; reduce the round when the last one is filled."""
-        for reply in replies:
-            if reply.hop not in self._out:
-                raise ValueError(f"hop {reply.hop} is not outstanding")
-            self._out.remove(reply.hop)
-            self._replies[reply.hop] = reply
-        if self._hops and len(self._replies) == len(self._hops):
-            filled = [self._replies[hop.id] for hop in self._hops]
-            hops, self._hops, self._devices, self._replies = self._hops, [], [], {}
-            self.reduce(hops, filled)
-            if self.memory is not None:
-                for hop, reply in zip(hops, filled, strict=True):
-                    if reply.arrived:
-                        self.memory.commit(hop.device, reply.memory)
-            self.round += 1
-
-    def models(self, *wanted: str) -> dict[str, Tensor]:
-        """Return the global row: there are no copies between rounds."""
-        return {"global": self.row}
-
-    def state(self) -> dict[str, Any]:
-        """Return the row, the round, its devices and the slots that are filled."""
-        return {
-            "row": self.row,
-            "round": self.round,
-            "devices": list(self._devices),
-            "replies": {reply.hop: reply_state(reply) for reply in self._replies.values()},
-            "selector": self.selector.state(),
-            "memory": None if self.memory is None else self.memory.state(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self.row, self.round = state["row"], state["round"]
-        self.selector.restore(state["selector"])
-        if self.memory is not None:
-            self.memory.restore(state["memory"])
-        self._devices, self._hops = list(state["devices"]), []
-        self._replies = {int(h): restored_reply(r) for h, r in state["replies"].items()}
-        self._out = set()
+    def restore_parts(self, state: dict[str, Any]) -> None:
+        """Give back to the server's step and to the average what `parts_state` took."""
+        self.server.restore(state["server"])
+        if self.average is not None and state["average"] is not None:
+            self.average.restore(state["average"])
 
 
-class DeviceMemory:
-    """What devices keep between hops, for those that took part only.
-
-    Parameters
-    ----------
-    blank : mapping of str to Tensor
-        What a device that never took part holds.
-    """
-
-    def __init__(self, blank: Tensors) -> None:
-        self.blank = dict(blank)
-        self._kept: dict[int, Tensors] = {}
-
-    def __getitem__(self, device: int) -> Tensors:
-        """Return what `device` holds."""
-        return self._kept.get(device, self.blank)
-
-    def __len__(self) -> int:
-        """Return how many devices hold something of their own."""
-        return len(self._kept)
-
-    def commit(self, device: int, memory: Tensors) -> None:
-        """Note what `device` keeps after a hop that arrived: a copy, since engines give views of all rows."""
-        self._kept[device] = {name: tensor.clone() for name, tensor in memory.items()}
-
-    def state(self) -> dict[str, Any]:
-        """Return the memory of the devices that took part."""
-        return {str(device): dict(memory) for device, memory in self._kept.items()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self._kept = {int(device): memory for device, memory in state.items()}
-
-
-def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
-    """Return the mean of rows [K, D] by weights >= 0, of which one at least is positive.
-
-    It is computed as r0 + p @ (rows - r0) over the rows that count, so that equal rows give exactly that row.
-    """
-    p = torch.tensor([w for w in weights if w > 0], dtype=torch.float64)
-    if len(p) < len(weights):
-        rows = rows[[i for i, w in enumerate(weights) if w > 0]]
-    p = (p / p.sum()).to(rows.device, rows.dtype)
-    first: Tensor = rows[0]
-    return first + p @ (rows - first)
-
-
-def reply_state(reply: Reply) -> dict[str, Any]:
-    """Return a reply as plain values and tensors."""
-    copies = {n: {k: t.clone() for k, t in getattr(reply, n).items()} for n in ("uploads", "memory")}
-    end = None if reply.end is None else reply.end.clone()
-    return {**vars(reply), **copies, "end": end, "status": reply.status.value}
-
-
-def restored_reply(state: dict[str, Any]) -> Reply:
-    """Return the reply that `reply_state` took apart."""
-    return Reply(**{**state, "status": Status(state["status"])})
+def do_together(works: Iterable[ServerWork | None]) -> None:
+    """Do the servers' work of several simulations, what can be done as one together."""
+    groups: dict[Hashable, list[ServerWork]] = {}
+    for work in works:
+        if work is not None:
+            groups.setdefault((type(work), work.key()), []).append(work)
+    for group in groups.values():
+        group[0].run(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -92,16 +92,24 @@ class RunFolder:
                 folder.rmdir()
 
     def finish(
-        self, tensors: dict[str, Tensor] | None, summary: dict[str, Any], devices: list[dict[str, Any]] | None = None
+        self,
+        models: Mapping[str, dict[str, Tensor]],
+        summary: dict[str, Any],
+        devices: list[dict[str, Any]] | None = None,
     ) -> None:
-        """Write the summary and the model, if there is a whole one, and close the files."""
+        """Write the summary and the models' tensors, the global one's and others' by name, and close the files."""
         self._history.close()
         self._traffic.close()
-        if tensors is not None:
-            save_model(self.path / MODEL, tensors)
+        for name, tensors in models.items():
+            save_model(model_path(self.path, name), tensors)
         if devices is not None:
             write_text(self.path / DEVICES, json.dumps(devices, indent=1) + "\n")
         write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def model_path(folder: Path, name: str = "global") -> Path:
+    """Return where a run's folder holds one of its models."""
+    return folder / (MODEL if name == "global" else f"{name}.safetensors")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -124,7 +132,8 @@ def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:
 def read_model(path: Path, net: nn.Module) -> nn.Module:
     """Fill `net` with the weights of a file and return it, ready to evaluate."""
     if not path.exists():
-        raise SettingError(f"folder {str(path.parent)!r} holds no model: its run failed, see {SUMMARY}")
+        folder = str(path.parent)
+        raise SettingError(f"folder {folder!r} holds no {path.name}: its run failed or kept none, see {SUMMARY}")
     stored = load_file(path)
     missing, unexpected = net.load_state_dict(stored, strict=False)
     tied = {t.data_ptr() for n, t in net.state_dict().items() if n in stored}

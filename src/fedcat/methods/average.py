@@ -1,0 +1,53 @@
+"""Averages of rows: over devices, and over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
+    """Return the mean of rows [K, D] by weights >= 0, of which one at least is positive.
+
+    It is computed as r0 + p @ (rows - r0) over the rows that count, so that equal rows give exactly that row.
+    """
+    p = torch.tensor([w for w in weights if w > 0], dtype=torch.float64)
+    if len(p) < len(weights):
+        rows = rows[[i for i, w in enumerate(weights) if w > 0]]
+    p = (p / p.sum()).to(rows.device, rows.dtype)
+    first: Tensor = rows[0]
+    return first + p @ (rows - first)
+
+
+class RunningAverage:
+    """The exponential average of a row over rounds: weight 1 - decay for the last round, less for each one before.
+
+    The weights are divided by their sum, so that the rounds before the first do not count.
+
+    Parameters
+    ----------
+    decay : float
+        What a round's weight is multiplied with in each later round, 0 <= decay < 1.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.rounds = 0
+        self.row: Tensor | None = None
+
+    def add(self, row: Tensor) -> None:
+        """Take a round's row into the average."""
+        self.rounds += 1
+        share = (1 - self.decay) / (1 - self.decay**self.rounds)
+        self.row = row if self.row is None else self.row + share * (row - self.row)
+
+    def state(self) -> dict[str, Any]:
+        """Return the average and how many rounds it is made of."""
+        return {"rounds": self.rounds, "row": self.row}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.rounds, self.row = state["rounds"], state["row"]

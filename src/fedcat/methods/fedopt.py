@@ -1,0 +1,17 @@
+"""FedAvg with a server's step of its own by default: FedAvgM (Hsu et al. 2019) and FedAdam (Reddi et al. 2021)."""
+
+from __future__ import annotations
+
+from fedcat.methods.fedavg import FedAvg
+
+
+class FedAvgM(FedAvg):
+    """FedAvg with momentum on the server; see `fedcat.server.Momentum`."""
+
+    server_step = "momentum"
+
+
+class FedAdam(FedAvg):
+    """FedAvg with Adam on the server; see `fedcat.server.Adam`."""
+
+    server_step = "adam"

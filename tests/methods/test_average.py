@@ -1,0 +1,116 @@
+import json
+
+import pytest
+import torch
+from helpers import federation, layout_of, simulate, small_net
+
+import fedcat
+from fedcat.errors import SettingError
+from fedcat.methods import FedAvg, FedCat
+from fedcat.methods.average import RunningAverage, weighted_mean
+
+FED = federation([3, 9, 5, 12, 7, 4])
+SHORT = {"dataset": "digits", "rounds": 5, "epochs": 1, "evaluate_every": 1, "devices": 12, "per_round": 3}
+
+
+def test_the_weights_fall_by_the_decay_and_add_up_to_one():
+    rows = torch.eye(4).double()
+    average = RunningAverage(0.8)
+    for row in rows:
+        average.add(row)
+    weights = torch.tensor([0.8**3, 0.8**2, 0.8, 1.0]).double()
+    assert torch.allclose(average.row, weights / weights.sum(), atol=1e-15)
+    first = RunningAverage(0.95)
+    first.add(rows[1])
+    assert torch.equal(first.row, rows[1])
+
+
+def test_fedcats_average_is_of_the_copies_mean_after_every_round():
+    layout = layout_of(small_net())
+    sim = simulate(FedCat, FED, layout, rounds=7, k=3, average=0.9)
+    wanted = RunningAverage(0.9)
+    while not sim.done:
+        jobs = sim.plan()
+        replies = sim.engine.train(jobs)
+        before, seen = list(sim.method.copies), list(sim.method.seen)
+        for (_, hop), reply in zip(jobs, replies, strict=True):
+            before[hop.copy], seen[hop.copy] = reply.end, seen[hop.copy] + reply.samples
+        wanted.add(weighted_mean(torch.stack(before), seen))
+        sim.absorb(replies)
+        sim.record()
+    assert torch.allclose(sim.method.models()["average"], wanted.row, atol=1e-14)
+    assert not torch.allclose(wanted.row, sim.method.row)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedCat])
+def test_an_average_changes_nothing_else(method):
+    layout = layout_of(small_net())
+    with_it, without = (simulate(method, FED, layout, rounds=6, average=a) for a in (0.9, None))
+    with_it.run()
+    without.run()
+    assert torch.equal(with_it.method.row, without.method.row)
+    assert (with_it.ledger.up, with_it.ledger.down) == (without.ledger.up, without.ledger.down)
+    assert with_it.history[-1].accuracy == without.history[-1].accuracy
+    assert set(with_it.history[-1].others) == {"average"}
+
+
+def test_before_the_first_round_the_average_is_the_start():
+    sim = simulate(FedCat, FED, layout_of(small_net()), average=0.9)
+    assert torch.equal(sim.method.models()["average"], sim.method.models()["global"])
+
+
+def test_a_run_evaluates_keeps_and_gives_back_the_average(tmp_path):
+    result = fedcat.run(method="fedcat", average=0.5, out=tmp_path / "run", **SHORT)
+    scores = [record.others["average"][0] for record in result.history]
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert summary["others"]["average"]["best"] == max(scores)
+    assert summary["others"]["average"]["final"] == scores[-1]
+    stored = fedcat.load_model(tmp_path / "run", model="average").state_dict()
+    kept = result.model("average").state_dict()
+    assert all(torch.equal(stored[name], kept[name]) for name in kept)
+    usual = fedcat.load_model(tmp_path / "run").state_dict()
+    assert any(not torch.equal(stored[name], usual[name]) for name in kept)
+
+
+def test_a_comparison_has_the_average_in_its_lines(tmp_path):
+    lines = fedcat.compare(["fedavg", "fedcat"], seeds=2, average=0.5, out=tmp_path / "c", **SHORT)
+    stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    for line, kept in zip(lines, stored, strict=True):
+        assert line.others == ["average"]
+        best = [max(r.others["average"][0] for r in result.history) for result in line.results]
+        assert line.mean("best", "average")[0] == pytest.approx(sum(best) / 2)
+        assert kept["others"]["average"]["best"]["mean"] == line.mean("best", "average")[0]
+        assert kept["relative_traffic"] == pytest.approx(1.0)
+
+
+class Stubborn(fedcat.Method):
+    """A method that knows nothing of averages."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.row = context.start
+
+    def plan(self, until):
+        return []
+
+    def absorb(self, replies):
+        pass
+
+    def models(self, *wanted):
+        return {"global": self.row}
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+def test_what_a_method_does_not_keep_cannot_be_asked_for(tmp_path):
+    with pytest.raises(SettingError, match="average cannot be set: the method 'test_average:Stubborn'"):
+        fedcat.run(method=Stubborn, average=0.5, **SHORT)
+    result = fedcat.run(method="fedavg", out=tmp_path / "run", **SHORT)
+    with pytest.raises(SettingError, match="unknown model 'average'"):
+        result.model("average")
+    with pytest.raises(SettingError, match=r"holds no average\.safetensors"):
+        fedcat.load_model(tmp_path / "run", model="average")
