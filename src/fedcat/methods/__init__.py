@@ -14,6 +14,7 @@ from fedcat.methods.fedcluster import FedCluster
 from fedcat.methods.fedopt import FedAdam, FedAvgM
 from fedcat.methods.fedprox import FedProx
 from fedcat.methods.method import Context, Method
+from fedcat.methods.scaffold import Scaffold
 from fedcat.registry import Registry, takes
 
 Factory = Callable[..., Method]
@@ -32,6 +33,9 @@ METHODS.add(
     "FedCat's device concatenation alone, devices drawn uniformly (the paper's w/ DC)",
 )
 METHODS.add("fedprox", FedProx, "FedAvg with a pull towards the global model in the loss (Li et al. 2020)")
+METHODS.add(
+    "scaffold", Scaffold, "control variates keep local steps on course, twice the traffic (Karimireddy et al. 2020)"
+)
 METHODS.add("fedcluster", FedCluster, "clusters of devices take their steps one after another (Chen et al. 2020)")
 METHODS.add("cyclic", Cyclic, "one copy walks through the devices, nothing is averaged (Chang et al. 2018)")
 METHODS.add("fedavgm", FedAvgM, "FedAvg with momentum on the server (Hsu et al. 2019)")

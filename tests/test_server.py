@@ -1,0 +1,169 @@
+import pytest
+import torch
+from helpers import apart, federation, layout_of, simulate, small_net
+from torch import nn
+
+import fedcat
+from fedcat.errors import SettingError
+from fedcat.methods import METHODS, FedAvg, FedCat
+from fedcat.methods.cyclic import Cyclic
+from fedcat.methods.fedopt import FedAdam, FedAvgM
+from fedcat.methods.scaffold import Scaffold
+from fedcat.server import SERVER_STEPS, Adam, Mean, Momentum, ServerStep
+
+FED = federation([3, 9, 5, 12, 7, 4])
+SHORT = {"dataset": "digits", "rounds": 3, "epochs": 1, "evaluate_every": 1}
+
+
+def stream(step, count=5, size=4):
+    """Return the rows of a step whose means lie in random directions, and the changes that it was given."""
+    torch.manual_seed(0)
+    rows, changes = [torch.randn(size).double()], []
+    for _ in range(count):
+        changes.append(torch.randn(size).double())
+        rows.append(step.step(rows[-1], rows[-1] + changes[-1]))
+    return rows, changes
+
+
+def test_the_mean_itself_bit_for_bit_and_a_share_of_the_way():
+    row, mean = torch.randn(7), torch.randn(7)
+    assert torch.equal(Mean().step(row, mean), mean)
+    assert torch.allclose(Mean(0.5).step(row, mean), (row + mean) / 2)
+
+
+def test_momentum_is_sgd_with_momentum_on_the_negative_change():
+    rows, changes = stream(Momentum(lr=0.3, momentum=0.8))
+    leaf = rows[0].clone().requires_grad_()
+    theirs = torch.optim.SGD([leaf], lr=0.3, momentum=0.8)
+    for row, change in zip(rows[1:], changes, strict=True):
+        leaf.grad = -change
+        theirs.step()
+        assert torch.allclose(row, leaf.detach(), atol=1e-14)
+
+
+def test_adam_by_hand():
+    rows, changes = stream(Adam(lr=0.1, momentum=0.9, beta2=0.99, tau=1e-3))
+    for i in range(4):
+        m, v = 0.0, 1e-6
+        for row, after, change in zip(rows, rows[1:], changes, strict=False):
+            d = float(change[i])
+            m, v = 0.9 * m + 0.1 * d, 0.99 * v + 0.01 * d * d
+            assert float(after[i]) == pytest.approx(float(row[i]) + 0.1 * m / (v**0.5 + 1e-3), rel=1e-12)
+
+
+@pytest.mark.parametrize(("method", "step"), [(FedAvgM, Momentum), (FedAdam, Adam)])
+def test_the_named_methods_are_fedavg_with_that_step(method, step):
+    layout = layout_of(small_net())
+    named, built = simulate(method, FED, layout, rounds=4), simulate(FedAvg, FED, layout, rounds=4, server=step())
+    plain = simulate(FedAvg, FED, layout, rounds=4)
+    for sim in (named, built, plain):
+        sim.run()
+    assert torch.equal(named.method.row, built.method.row)
+    assert apart(named.method.row, plain.method.row) > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name, _ in METHODS if name != "cyclic"])
+@pytest.mark.parametrize("step", [lambda: Mean(0.5), Momentum, Adam])
+def test_every_averaging_method_takes_every_step(name, step):
+    """The first step of a method with a server's step is that step from the start to the method's own mean."""
+    torch.manual_seed(0)
+    layout = layout_of(fedcat.NETS.get("digits-cnn")((1, 8, 8), 10))
+    options = {"fedcluster": {"clusters": 1}}.get(name, {})
+
+    def made(server):
+        return simulate(METHODS.get(name), FED, layout, options=options, rounds=6, server=server)
+
+    plain, stepped = made(Mean()), made(step())
+    start = plain.method.row
+    while torch.equal(plain.method.row, start):
+        plain.step()
+        stepped.step()
+    assert torch.allclose(stepped.method.row, step().step(start, plain.method.row), atol=1e-13)
+    plain.run()
+    stepped.run()
+    assert apart(stepped.method.row, plain.method.row) > 1e-6
+
+
+def test_buffers_are_averaged_whatever_the_step():
+    """Running variances must not be moved by momentum or divided by roots."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 10))
+    layout = layout_of(net)
+    size = layout.parameter_size
+    sims = [simulate(FedAvg, FED, layout, rounds=1, server=server) for server in (Mean(), Adam(lr=0.5))]
+    for sim in sims:
+        sim.run()
+    a, b = (sim.method.row for sim in sims)
+    assert torch.equal(a[size:], b[size:])
+    assert not torch.allclose(a[:size], b[:size])
+
+
+def test_a_round_in_which_nobody_came_back_moves_nothing():
+    sim = simulate(FedAvgM, FED, layout_of(small_net()), rounds=4, bound=None)
+    sim.step()
+    before = sim.method.row
+    jobs = sim.plan()
+    sim.absorb([fedcat.Reply.lost(hop, fedcat.Status.FAILED, "gone") for _, hop in jobs])
+    assert torch.equal(sim.method.row, before)
+
+
+def test_scaffolds_global_step_size_is_the_servers():
+    layout = layout_of(small_net())
+    sims = [simulate(Scaffold, FED, layout, rounds=1, server=server) for server in (Mean(), Mean(0.25))]
+    start = sims[0].method.row
+    for sim in sims:
+        sim.run()
+    whole, quarter = (sim.method.row - start for sim in sims)
+    assert torch.allclose(quarter, whole / 4, atol=1e-14)
+    assert torch.equal(sims[0].method.control, sims[1].method.control)
+
+
+def test_settings_choose_the_step_and_are_written_with_its_defaults():
+    found = fedcat.run(method="fedcat", server="adam", server_tau=0.01, **SHORT).settings
+    assert (found.server, found.server_lr, found.server_momentum, found.server_beta2) == ("adam", 0.01, 0.9, 0.99)
+    assert found.server_tau == 0.01
+    found = fedcat.run(method="fedavgm", server_momentum=0.5, **SHORT).settings
+    assert (found.server, found.server_lr, found.server_momentum, found.server_tau) == ("momentum", 1.0, 0.5, None)
+    assert fedcat.run(method="cyclic", **SHORT).settings.server == ""
+
+
+class Halfway(ServerStep):
+    def __init__(self, lr: float = 0.5):
+        self.lr = lr
+
+    def step(self, row, mean):
+        return row + self.lr * (mean - row)
+
+
+def test_a_users_own_step():
+    own = fedcat.run(method="fedavg", server=Halfway, server_lr=0.25, **SHORT)
+    assert own.settings.server == "test_server:Halfway"
+    same = fedcat.run(method="fedavg", server="mean", server_lr=0.25, **SHORT)
+    assert own.history[-1].loss == same.history[-1].loss
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "fedavg", "server": "adamm"}, "unknown server 'adamm': did you mean 'adam'"),
+        ({"method": "fedavg", "server_tau": 0.1}, "server_tau has no effect on the server's step 'mean'"),
+        ({"method": "fedavgm", "server": "adam"}, "server must be 'momentum' or left out for the method 'fedavgm'"),
+        ({"method": "cyclic", "server": "adam"}, "server cannot be set: the method 'cyclic'"),
+        ({"method": "cyclic", "server_lr": 0.5}, "server_lr cannot be set: the method 'cyclic'"),
+        ({"method": "fedavg", "server_lr": 0.0}, "server_lr must be > 0 and finite, got 0"),
+        ({"method": "fedavgm", "server_momentum": 1.0}, "server_momentum must be at least 0 and below 1, got 1"),
+        ({"method": "fedadam", "server_tau": float("nan")}, "server_tau must be > 0 and finite, got nan"),
+        ({"method": "fedavg", "server": 3}, "server must be a ServerStep class"),
+        ({"method": "fedavg", "server": dict}, "server must make a ServerStep, got dict"),
+        ({"method": "fedavg", "average": 1.0}, "average must be at least 0 and below 1, got 1"),
+    ],
+)
+def test_what_cannot_be_is_named(given, message):
+    with pytest.raises(SettingError, match=message):
+        fedcat.run(**{**SHORT, **given})
+
+
+def test_the_registry_lists_the_steps():
+    assert [name for name, _ in SERVER_STEPS] == ["adam", "mean", "momentum"]
+    assert Cyclic.server_step is None
+    assert FedCat.server_step == "mean"
