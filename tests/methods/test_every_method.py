@@ -26,6 +26,8 @@ VARIANTS = [
     *((name, {}, {}) for name in NAMES),
     ("scaffold", {"variant": "after-step", "weighting": "samples"}, {}),
     ("scaffold", {"variant": "plain"}, {}),
+    ("clusamp", {"similarity": "L1"}, {}),
+    ("clusamp", {"similarity": "L2"}, {}),
     ("cyclic", {"reshuffle": True}, {}),
     ("fedcat", {}, {"average": 0.9}),
 ]
@@ -127,7 +129,7 @@ def test_a_device_that_does_not_come_back_leaves_the_rest_to_go_on(name):
 
 @pytest.mark.parametrize(
     ("name", "ratio"),
-    [("fedavg", 1), ("fedprox", 1), ("fedcat", 1), ("fedcluster", 1), ("scaffold", 2)],
+    [("fedavg", 1), ("fedprox", 1), ("clusamp", 1), ("fedcat", 1), ("fedcluster", 1), ("scaffold", 2)],
 )
 def test_traffic_of_every_round_against_one_model_down_and_up(name, ratio):
     layout = layout_of(net(), torch.float32)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fedcat.errors import SettingError
+from fedcat.methods.clusamp import CluSamp
 from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedcat import FedCat
@@ -36,6 +37,7 @@ METHODS.add("fedprox", FedProx, "FedAvg with a pull towards the global model in 
 METHODS.add(
     "scaffold", Scaffold, "control variates keep local steps on course, twice the traffic (Karimireddy et al. 2020)"
 )
+METHODS.add("clusamp", CluSamp, "devices drawn from clusters of similar ones (Fraboni et al. 2021, algorithm 2)")
 METHODS.add("fedcluster", FedCluster, "clusters of devices take their steps one after another (Chen et al. 2020)")
 METHODS.add("cyclic", Cyclic, "one copy walks through the devices, nothing is averaged (Chang et al. 2018)")
 METHODS.add("fedavgm", FedAvgM, "FedAvg with momentum on the server (Hsu et al. 2019)")
