@@ -29,6 +29,7 @@ VARIANTS = [
     ("clusamp", {"similarity": "L1"}, {}),
     ("clusamp", {"similarity": "L2"}, {}),
     ("cyclic", {"reshuffle": True}, {}),
+    ("fedgen", {"local_steps": 3}, {}),
     ("fedcat", {}, {"average": 0.9}),
 ]
 

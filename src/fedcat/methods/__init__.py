@@ -12,6 +12,7 @@ from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedcat import FedCat
 from fedcat.methods.fedcluster import FedCluster
+from fedcat.methods.fedgen import FedGen
 from fedcat.methods.fedopt import FedAdam, FedAvgM
 from fedcat.methods.fedprox import FedProx
 from fedcat.methods.method import Context, Method
@@ -37,12 +38,21 @@ METHODS.add("fedprox", FedProx, "FedAvg with a pull towards the global model in 
 METHODS.add(
     "scaffold", Scaffold, "control variates keep local steps on course, twice the traffic (Karimireddy et al. 2020)"
 )
+METHODS.add("fedgen", FedGen, "a generator of features, trained on the server, teaches the devices (Zhu et al. 2021)")
 METHODS.add("clusamp", CluSamp, "devices drawn from clusters of similar ones (Fraboni et al. 2021, algorithm 2)")
 METHODS.add("fedcluster", FedCluster, "clusters of devices take their steps one after another (Chen et al. 2020)")
 METHODS.add("cyclic", Cyclic, "one copy walks through the devices, nothing is averaged (Chang et al. 2018)")
 METHODS.add("fedavgm", FedAvgM, "FedAvg with momentum on the server (Hsu et al. 2019)")
 METHODS.add("fedadam", FedAdam, "FedAvg with Adam on the server (Reddi et al. 2021)")
 
+_GENERATOR: dict[str, Any] = {
+    "hidden": 512,
+    "noise": 100,
+    "generator_batch": 128,
+    "generator_lr": 3e-4,
+    "generator_lr_decay": 1.0,
+    "decay": 1.0,
+}
 OF_PAPER: dict[str, dict[str, dict[str, Any]]] = {
     "fedcat": {"": {"epsilon": 0.5, "lambda": 1}},
     "fedcat-gc": {"": {"epsilon": 0.5, "lambda": 1}},
@@ -51,6 +61,21 @@ OF_PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "cifar10": {"mu": 0.01},
         "cifar100": {"mu": 0.001},
         "femnist": {"mu": 0.1},
+    },
+    "fedgen": {
+        "mnist": {
+            "hidden": 256,
+            "noise": 32,
+            "generator_batch": 32,
+            "generator_lr": 3e-4,
+            "generator_lr_decay": 0.98,
+            "a": 10.0,
+            "b": 10.0,
+            "decay": 0.98,
+        },
+        "cifar10": {**_GENERATOR, "a": 0.2, "b": 0.2},
+        "cifar100": {**_GENERATOR, "a": 10.0, "b": 1.0, "generator_lr": 1e-4},
+        "femnist": {**_GENERATOR, "a": 10.0, "b": 10.0},
     },
 }
 """The options of methods in the experiments of the FedCat paper, by method and dataset; under "" those of all."""
