@@ -14,7 +14,7 @@ from fedcat.federation.pool import Pool
 from fedcat.local import Task
 from fedcat.methods.method import Context
 from fedcat.models.layout import Layout
-from fedcat.server import SERVER_STEPS, ServerStep
+from fedcat.server import ServerChoice, ServerStep
 from fedcat.simulation import Simulation
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -67,7 +67,6 @@ def simulate(
 ) -> Simulation:
     """Put a simulation together, not yet run."""
     row = layout.pack(layout.net) if start is None else start
-    step = getattr(getattr(method, "func", method), "server_step", None) or "mean"
     context = Context(
         seed,
         layout,
@@ -77,7 +76,7 @@ def simulate(
         epochs,
         lambda r: lr,
         selector,
-        server=server or SERVER_STEPS.get(step)(),
+        server=ServerChoice() if server is None else ServerChoice(part=lambda: server),
         average=average,
         blank=torch.zeros_like(fed.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
         classes=fed.classes,

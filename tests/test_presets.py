@@ -44,6 +44,26 @@ def test_a_method_gets_its_own_numbers_for_the_dataset(dataset, mu):
     assert preset("lab", dataset)["options"]["fedprox"] == {"mu": mu}
 
 
+@pytest.mark.parametrize(
+    ("dataset", "hidden", "noise", "batch", "lr", "a", "b", "decay"),
+    [
+        ("mnist", 256, 32, 32, 3e-4, 10, 10, 0.98),
+        ("cifar10", 512, 100, 128, 3e-4, 0.2, 0.2, 1),
+        ("cifar100", 512, 100, 128, 1e-4, 10, 1, 1),
+        ("femnist", 512, 100, 128, 3e-4, 10, 10, 1),
+    ],
+)
+def test_the_generators_numbers_are_those_of_the_experiments(dataset, hidden, noise, batch, lr, a, b, decay):
+    found = preset("lab", dataset)["options"]["fedgen"]
+    assert (found["hidden"], found["noise"], found["generator_batch"], found["generator_lr"]) == (
+        hidden,
+        noise,
+        batch,
+        lr,
+    )
+    assert (found["a"], found["b"], found["decay"], found["generator_lr_decay"]) == (a, b, decay, decay)
+
+
 def test_the_normalisation_of_a_preset_is_the_datasets_own():
     for dataset in PRESET_DATASETS:
         known = dataset_options(DATASETS.get(dataset))

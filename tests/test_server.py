@@ -4,12 +4,16 @@ from helpers import apart, federation, layout_of, simulate, small_net
 from torch import nn
 
 import fedcat
+from fedcat.comparison import Comparison
 from fedcat.errors import SettingError
 from fedcat.methods import METHODS, FedAvg, FedCat
+from fedcat.methods.average import weighted_mean
 from fedcat.methods.cyclic import Cyclic
+from fedcat.methods.fedcluster import FedCluster
 from fedcat.methods.fedopt import FedAdam, FedAvgM
 from fedcat.methods.scaffold import Scaffold
 from fedcat.server import SERVER_STEPS, Adam, Mean, Momentum, ServerStep
+from fedcat.workshop import Workshop
 
 FED = federation([3, 9, 5, 12, 7, 4])
 SHORT = {"dataset": "digits", "rounds": 3, "epochs": 1, "evaluate_every": 1}
@@ -84,6 +88,18 @@ def test_every_averaging_method_takes_every_step(name, step):
     assert apart(stepped.method.row, plain.method.row) > 1e-6
 
 
+def test_every_stage_of_a_round_takes_the_step():
+    layout = layout_of(small_net())
+    sim = simulate(FedCluster, FED, layout, k=4, rounds=1, options={"clusters": 2}, server=Mean(0.5))
+    for _ in range(2):
+        before = sim.method.row
+        jobs = sim.plan()
+        replies = sim.engine.train(jobs)
+        sim.absorb(replies)
+        mean = weighted_mean(torch.stack([r.end for r in replies]), [r.samples for r in replies])
+        assert torch.allclose(sim.method.row, (before + mean) / 2, atol=1e-14)
+
+
 def test_buffers_are_averaged_whatever_the_step():
     """Running variances must not be moved by momentum or divided by roots."""
     torch.manual_seed(0)
@@ -118,13 +134,49 @@ def test_scaffolds_global_step_size_is_the_servers():
     assert torch.equal(sims[0].method.control, sims[1].method.control)
 
 
-def test_settings_choose_the_step_and_are_written_with_its_defaults():
-    found = fedcat.run(method="fedcat", server="adam", server_tau=0.01, **SHORT).settings
-    assert (found.server, found.server_lr, found.server_momentum, found.server_beta2) == ("adam", 0.01, 0.9, 0.99)
-    assert found.server_tau == 0.01
-    found = fedcat.run(method="fedavgm", server_momentum=0.5, **SHORT).settings
-    assert (found.server, found.server_lr, found.server_momentum, found.server_tau) == ("momentum", 1.0, 0.5, None)
-    assert fedcat.run(method="cyclic", **SHORT).settings.server == ""
+def test_settings_choose_the_step_and_leave_its_defaults_to_it(tmp_path):
+    """What was not given is not written, so that a run's file can be taken up with another method or step."""
+    fedcat.run(method="fedavgm", out=tmp_path / "m", **SHORT)
+    text = (tmp_path / "m" / "settings.toml").read_text()
+    assert 'server = ""' in text
+    assert "server_" not in text
+    found = Workshop().prepare({**SHORT, "method": "fedcat", "server": "adam", "server_tau": 0.01})
+    assert (found.settings.server, found.settings.server_tau, found.settings.server_lr) == ("adam", 0.01, None)
+    step = found.simulation.method.server
+    assert (step.lr, step.momentum, step.beta2, step.tau) == (0.01, 0.9, 0.99, 0.01)
+    step = Workshop().prepare({**SHORT, "method": "fedavgm", "server_momentum": 0.5}).simulation.method.server
+    assert (type(step), step.lr, step.momentum) == (Momentum, 1.0, 0.5)
+
+
+def test_a_method_that_a_function_makes_has_its_own_step():
+    wrapped = Workshop().prepare({**SHORT, "method": lambda context: FedAvgM(context)}).simulation.method
+    assert type(wrapped.server) is Momentum
+
+
+def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
+    def steps(methods, sweep=None, **given):
+        ready = Comparison(methods, 1, sweep, **SHORT, **given)
+        return {
+            label: (type(p.simulation.method.server).__name__, getattr(p.simulation.method.server, "momentum", None))
+            for label, p in zip(ready.labels, ready.prepared, strict=True)
+        }
+
+    assert steps(["fedavg", "fedavgm"], server_momentum=0.5) == {"fedavg": ("Mean", None), "fedavgm": ("Momentum", 0.5)}
+    assert steps(["fedavg", "fedavgm"], {"server_momentum": [0.5, 0.8]}) == {
+        "fedavg": ("Mean", None),
+        "fedavgm server_momentum=0.5": ("Momentum", 0.5),
+        "fedavgm server_momentum=0.8": ("Momentum", 0.8),
+    }
+    assert steps(["fedavg", "fedavgm", "cyclic"], {"server": ["mean", "momentum"]}) == {
+        "fedavg server=mean": ("Mean", None),
+        "fedavg server=momentum": ("Momentum", 0.9),
+        "fedavgm": ("Momentum", 0.9),
+        "fedavgm server=momentum": ("Momentum", 0.9),
+        "cyclic": ("Mean", None),
+    }
+    assert len(steps(["fedavg"], {"server": ["momentum", "adam"], "server_tau": [0.001, 0.01]})) == 3
+    with pytest.raises(SettingError, match="server_tau has no effect on any of the methods fedavg, cyclic"):
+        steps(["fedavg", "cyclic"], server_tau=0.1)
 
 
 class Halfway(ServerStep):
@@ -133,6 +185,16 @@ class Halfway(ServerStep):
 
     def step(self, row, mean):
         return row + self.lr * (mean - row)
+
+
+class Needy(Halfway):
+    def __init__(self, lr):
+        self.lr = lr
+
+
+class Short(Halfway):
+    def step(self, row, mean):
+        return mean[:1]
 
 
 def test_a_users_own_step():
@@ -147,14 +209,17 @@ def test_a_users_own_step():
     [
         ({"method": "fedavg", "server": "adamm"}, "unknown server 'adamm': did you mean 'adam'"),
         ({"method": "fedavg", "server_tau": 0.1}, "server_tau has no effect on the server's step 'mean'"),
-        ({"method": "fedavgm", "server": "adam"}, "server must be 'momentum' or left out for the method 'fedavgm'"),
-        ({"method": "cyclic", "server": "adam"}, "server cannot be set: the method 'cyclic'"),
-        ({"method": "cyclic", "server_lr": 0.5}, "server_lr cannot be set: the method 'cyclic'"),
+        ({"method": "fedavgm", "server": "adam"}, "server must be 'momentum' or left out for the method FedAvgM"),
+        ({"method": "cyclic", "server": "adam"}, "server cannot be set: the method Cyclic"),
+        ({"method": "cyclic", "server_lr": 0.5}, "server_lr cannot be set: the method Cyclic"),
         ({"method": "fedavg", "server_lr": 0.0}, "server_lr must be > 0 and finite, got 0"),
         ({"method": "fedavgm", "server_momentum": 1.0}, "server_momentum must be at least 0 and below 1, got 1"),
         ({"method": "fedadam", "server_tau": float("nan")}, "server_tau must be > 0 and finite, got nan"),
-        ({"method": "fedavg", "server": 3}, "server must be a ServerStep class"),
-        ({"method": "fedavg", "server": dict}, "server must make a ServerStep, got dict"),
+        ({"method": "fedavg", "server": 3}, "server '<int>' must be a ServerStep class"),
+        ({"method": "fedavg", "server": lambda: 3}, "must make a ServerStep, got int"),
+        ({"method": "fedavg", "server": ServerStep}, "server 'fedcat.server:ServerStep' must define step"),
+        ({"method": "fedavg", "server": Needy}, "server 'test_server:Needy' must be a ServerStep class whose"),
+        ({"method": "fedavg", "server": Short}, r"server Short must return parameters of shape \(13706,\), got \(1,\)"),
         ({"method": "fedavg", "average": 1.0}, "average must be at least 0 and below 1, got 1"),
     ],
 )

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fedcat.comparison import Comparison, Line
-from fedcat.errors import SettingError
+from fedcat.errors import SettingError, unknown
 from fedcat.execute import Result, Watch, execute
 from fedcat.models.nets import NETS, net_builder
-from fedcat.runs.folder import SETTINGS, model_path, read_model, read_summary
+from fedcat.runs.folder import SETTINGS, model_path, models_in, read_model, read_summary
 from fedcat.workshop import Workshop
 
 
@@ -29,7 +29,7 @@ def run(*, out: str | Path | None = None, watch: Watch | None = None, **given: A
         Called with 0 and each round's `Record` as it is completed.
     **given
         Settings, see `Settings`. `method` may be a `Method` class, `dataset` a `Dataset` or a `Federation`, `net` a
-        ``torch.nn.Module`` or what makes one, and `selector` a function.
+        ``torch.nn.Module`` or what makes one, `selector` a function and `server` a `ServerStep` class.
 
     Returns
     -------
@@ -66,6 +66,9 @@ def load_model(folder: str | Path, net: Any = None, model: str = "global") -> nn
         ``global``, or ``average`` where the run kept an average over rounds.
     """
     path = Path(folder)
+    known = models_in(path)
+    if known and model not in known:
+        raise unknown("model", model, known)
     file = model_path(path, model)
     summary = read_summary(path)
     settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))

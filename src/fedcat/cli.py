@@ -35,6 +35,7 @@ from fedcat.screen import (
     show_result,
 )
 from fedcat.selection import SELECTORS
+from fedcat.server import SERVER_STEPS
 from fedcat.version import __version__
 from fedcat.workshop import Workshop
 
@@ -184,9 +185,10 @@ def compare(
 
 @app.command("methods")
 def list_methods() -> None:
-    """List the methods, their options, and the selectors."""
+    """List the methods, their options, the selectors and the server's steps."""
     show_methods(out)
     show_registry(out, SELECTORS)
+    show_registry(out, SERVER_STEPS)
 
 
 @app.command("nets")

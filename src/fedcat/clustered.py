@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.chance import Purpose, chance
-from fedcat.errors import unknown
+from fedcat.errors import SettingError, unknown
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -21,6 +21,10 @@ Distribution = tuple[Ints, Ints]
 SIMILARITIES = ("cosine", "L1", "L2")
 CHUNK = 2**25
 """Numbers of float64 that are worked on at a time."""
+
+
+MOST = 20_000
+"""Devices beyond which clustering all of them in every round is refused."""
 
 
 class ClusteredSelector:
@@ -44,6 +48,11 @@ class ClusteredSelector:
     def __init__(self, seed: int, samples: Ints, k: int, similarity: str = "cosine") -> None:
         if similarity not in SIMILARITIES:
             raise unknown("similarity", similarity, SIMILARITIES)
+        if len(samples) > MOST:
+            raise SettingError(
+                f"devices must be at most {MOST:,} to be clustered by similarity, whose time grows with their cube, "
+                f"got {len(samples):,}"
+            )
         self.seed, self.samples, self.k, self.similarity = seed, samples.astype(np.int64), k, similarity
         self._changes: dict[int, Tensor] = {}
         self._distances: Floats = np.zeros((0, 0))
@@ -63,14 +72,12 @@ class ClusteredSelector:
         rows = torch.stack(list(changes.values()))
         found = distances(rows, list(self._changes.values()), self.similarity)
         found[np.arange(len(where)), where] = 0.0
-        known = len(self._distances)
-        grown = np.zeros((len(place), len(place)))
-        grown[:known, :known] = self._distances
-        grown[where, :], grown[:, where] = found, found.T
-        sizes = np.zeros(len(place))
-        sizes[:known] = self._sizes
-        sizes[where] = distances(rows, [torch.zeros_like(rows[0])], self.similarity)[:, 0]
-        self._distances, self._sizes = np.maximum(grown, grown.T), sizes
+        found[:, where] = np.maximum(found[:, where], found[:, where].T)
+        fresh = len(place) - len(self._sizes)
+        if fresh:
+            self._distances, self._sizes = np.pad(self._distances, (0, fresh)), np.pad(self._sizes, (0, fresh))
+        self._distances[where, :], self._distances[:, where] = found, found.T
+        self._sizes[where] = distances(rows, [torch.zeros_like(rows[0])], self.similarity)[:, 0]
 
     def matrix(self) -> Floats:
         """Return the distances between all devices, [N, N]."""
@@ -127,14 +134,14 @@ class ClusteredSelector:
         return {
             "devices": list(self._changes),
             "changes": list(self._changes.values()),
-            "distances": self._distances,
-            "sizes": self._sizes,
+            "distances": self._distances.copy(),
+            "sizes": self._sizes.copy(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self._changes = dict(zip(state["devices"], state["changes"], strict=True))
-        self._distances, self._sizes = np.asarray(state["distances"]), np.asarray(state["sizes"])
+        self._distances, self._sizes = np.array(state["distances"]), np.array(state["sizes"])
 
 
 def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:

@@ -21,6 +21,7 @@ from fedcat.methods import METHODS
 from fedcat.options import options
 from fedcat.registry import name_of, part_label
 from fedcat.runs.folder import COMPARISON, check_free, write_text
+from fedcat.server import OPTIONS, idle_settings, own_step
 from fedcat.workshop import Prepared, Workshop
 
 FIGURES = ("best", "last_five", "accuracy")
@@ -155,15 +156,19 @@ def _variants(
     known = [options(METHODS.get(method) if isinstance(method, str) else method) for method in methods]
     names = set(Settings.__dataclass_fields__) - {"method", "seed", "options", "dataset_options", "threads"}
     _check_sweep(sweep, given, names, known)
-    variants = []
+    variants, used = [], set()
     for method, own in zip(methods, known, strict=True):
         label = method if isinstance(method, str) else part_label(method)
         table = label if isinstance(method, str) else name_of(method) or f"<{label}>"
+        step = own_step(METHODS.get(method) if isinstance(method, str) else method)
         seen = set()
         for numbers in itertools.product(*(range(len(values)) for values in sweep.values())):
             chosen = {key: sweep[key][number] for key, number in zip(sweep, numbers, strict=True)}
             theirs = _options_of_data(chosen.get("dataset", given.get("dataset", Settings.dataset)))
             chosen = {key: value for key, value in chosen.items() if key in names or key in own or key in theirs}
+            idle = idle_settings(step, {**given, **chosen})
+            used |= {*given, *chosen} - idle
+            chosen = {key: value for key, value in chosen.items() if key not in idle}
             which = tuple((key, number) for key, number in zip(sweep, numbers, strict=True) if key in chosen)
             if which in seen:
                 continue
@@ -176,7 +181,10 @@ def _variants(
             of_data = {key: value for key, value in chosen.items() if key not in names and key not in own}
             settings["dataset_options"] = {**_table(given, "dataset_options"), **of_data}
             words = "".join(f" {key}={_word(value)}" for key, value in chosen.items())
-            variants.append((label + words, {**given, **settings, "method": method, "options": tables}))
+            below = {key: value for key, value in given.items() if key not in idle}
+            variants.append((label + words, {**below, **settings, "method": method, "options": tables}))
+    for key in {*given, *sweep} & {"server", *(f"server_{option}" for option in OPTIONS)} - used:
+        raise SettingError(f"{key} has no effect on any of the methods {', '.join(label for label, _ in variants)}")
     return variants
 
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
 class SettingError(ValueError):
     """A setting that cannot be used; the message names it, its value and what would be right."""
+
+
+def need(
+    name: str, value: float, least: float, most: float = math.inf, *, above: bool = False, below: bool = False
+) -> None:
+    """Raise where an option is not a finite number between two bounds; `above` and `below` leave the bounds out."""
+    holds = (value > least if above else value >= least) and (value < most if below else value <= most)
+    if holds and math.isfinite(value):
+        return
+    right = f"> {least:g}" if above else f"at least {least:g}"
+    right += " and finite" if most == math.inf else f" and {'below' if below else 'at most'} {most:g}"
+    raise SettingError(f"{name} must be {right}, got {value:g}")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:

@@ -49,6 +49,14 @@ def by_samples(round: int, rng: np.random.Generator, samples: Ints, k: int) -> I
     return rng.choice(len(samples), size=k, replace=False, p=samples / samples.sum())
 
 
+@SELECTORS.register(
+    "multinomial", "with replacement, by the samples a device holds; for averages in which all count alike"
+)
+def multinomial(round: int, rng: np.random.Generator, samples: Ints, k: int) -> Ints:
+    """Choose k devices independently, by their number of samples."""
+    return rng.choice(len(samples), size=k, p=samples / samples.sum())
+
+
 class FunctionSelector:
     """A selector made of a function that needs no memory.
 

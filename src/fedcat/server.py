@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcat.errors import SettingError
-from fedcat.registry import Registry
+from fedcat.errors import SettingError, need
+from fedcat.options import arguments, options
+from fedcat.registry import Registry, takes
 
 
 class ServerStep(ABC):
@@ -49,7 +50,7 @@ class Mean(ServerStep):
     """x += lr * (mean - x); at lr = 1 the mean itself, bit for bit."""
 
     def __init__(self, lr: float = 1.0) -> None:
-        _positive("lr", lr)
+        need("server_lr", lr, 0, above=True)
         self.lr = lr
 
     def step(self, row: Tensor, mean: Tensor) -> Tensor:
@@ -62,8 +63,8 @@ class Momentum(ServerStep):
     """v = momentum * v + (mean - x); x += lr * v."""
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.9) -> None:
-        _positive("lr", lr)
-        _share("momentum", momentum)
+        need("server_lr", lr, 0, above=True)
+        need("server_momentum", momentum, 0, 1, below=True)
         self.lr, self.momentum = lr, momentum
         self.v: Tensor | None = None
 
@@ -90,10 +91,10 @@ class Adam(ServerStep):
     """
 
     def __init__(self, lr: float = 0.01, momentum: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        _positive("lr", lr)
-        _share("momentum", momentum)
-        _share("beta2", beta2)
-        _positive("tau", tau)
+        need("server_lr", lr, 0, above=True)
+        need("server_momentum", momentum, 0, 1, below=True)
+        need("server_beta2", beta2, 0, 1, below=True)
+        need("server_tau", tau, 0, above=True)
         self.lr, self.momentum, self.beta2, self.tau = lr, momentum, beta2, tau
         self.m: Tensor | None = None
         self.v: Tensor | None = None
@@ -116,11 +117,73 @@ class Adam(ServerStep):
         self.m, self.v = state.get("m"), state.get("v")
 
 
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise SettingError(f"server_{name} must be > 0 and finite, got {value:g}")
+OPTIONS = ("lr", "momentum", "beta2", "tau")
+"""Options of steps that are settings, called server_lr and so on."""
 
 
-def _share(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise SettingError(f"server_{name} must be at least 0 and below 1, got {value:g}")
+@dataclass(frozen=True)
+class ServerChoice:
+    """What a user has chosen of the server's step: perhaps nothing.
+
+    Attributes
+    ----------
+    name : str
+        The step's name; empty for the method's own.
+    options : mapping
+        Those of `OPTIONS` that were set.
+    part : callable, optional
+        The user's own step, or what makes one.
+    """
+
+    name: str = ""
+    options: Mapping[str, float] = field(default_factory=dict)
+    part: Any = None
+
+    def make(self, own: str | None, method: str) -> ServerStep:
+        """Return the step for a method whose own step is called `own`, None where it takes none."""
+        if own is None:
+            named = ["server"] if self.name else [f"server_{option}" for option in self.options]
+            for name in named:
+                raise SettingError(f"{name} cannot be set: the method {method} takes no server's step")
+            return Mean()
+        if self.name and not chooses(own, self.name):
+            raise SettingError(f"server must be {own!r} or left out for the method {method}, got {self.name!r}")
+        name = self.name or own
+        maker = SERVER_STEPS.get(name) if self.part is None else self.part
+        missing = ", ".join(sorted(getattr(maker, "__abstractmethods__", ())))
+        if missing:
+            raise SettingError(f"server {name!r} must define {missing}")
+        if not callable(maker) or not takes(maker):
+            raise SettingError(f"server {name!r} must be a ServerStep class whose arguments have defaults")
+        for option in self.options:
+            if option not in options(maker):
+                known = ", ".join(f"server_{o}" for o in options(maker) if o in OPTIONS) or "none of them"
+                raise SettingError(f"server_{option} has no effect on the server's step {name!r}, which takes {known}")
+        step = maker(**arguments("server", name, maker, self.options))
+        if not isinstance(step, ServerStep):
+            raise SettingError(f"server {name!r} must make a ServerStep, got {type(step).__name__}")
+        return step
+
+
+def own_step(factory: Any) -> str | None:
+    """Return the step that what `factory` makes has of its own, as far as that can be told before it is made."""
+    found: str | None = getattr(getattr(factory, "func", factory), "server_step", "mean")
+    return found
+
+
+def idle_settings(own: str | None, settings: Mapping[str, Any]) -> set[str]:
+    """Return those of the settings of the server's step that have no effect on a method whose own step is `own`."""
+    names = [f"server_{option}" for option in OPTIONS if settings.get(f"server_{option}") is not None]
+    server = settings.get("server") or own
+    if own is None:
+        return {*names, *(["server"] if server else [])}
+    idle = set()
+    if own != "mean":
+        idle, server = {"server"} if server != own else set(), own
+    step: Any = SERVER_STEPS.get(server) if isinstance(server, str) else server
+    return idle | {name for name in names if name.removeprefix("server_") not in options(step)}
+
+
+def chooses(own: str | None, name: str) -> bool:
+    """Tell whether a method whose own step is `own` leaves the choice of the step called `name`."""
+    return own is not None and name in (own if own != "mean" else name, "")

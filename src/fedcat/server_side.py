@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,20 +14,17 @@ from fedcat.experiment import Settings
 from fedcat.federation.federation import Federation
 from fedcat.methods import METHODS, Context, Method, make_method
 from fedcat.models.layout import Layout
-from fedcat.options import arguments, options, plain_options
+from fedcat.options import arguments, plain_options
 from fedcat.registry import part_label
 from fedcat.schedules import schedule
 from fedcat.selection import SELECTORS, Selector, from_part
-from fedcat.server import SERVER_STEPS, ServerStep
-
-SERVER_SETTINGS = ("lr", "momentum", "beta2", "tau")
-"""Options of a server's step that are settings, called server_lr and so on."""
+from fedcat.server import OPTIONS, ServerChoice
 
 
 def make_server_side(
     parts: Mapping[str, Any], settings: Settings, federation: Federation, layout: Layout, start: Tensor
 ) -> tuple[Settings, Method]:
-    """Return the method, and the settings with its options' and its server step's defaults filled in.
+    """Return the method, and the settings with its options' defaults filled in.
 
     Parameters
     ----------
@@ -48,7 +45,8 @@ def make_server_side(
     plain = plain_options(factory)
     if plain or given:
         settings = replace(settings, options={**settings.options, settings.method: {**plain, **given}})
-    filled, server = _server(parts.get("server"), settings, factory)
+    chosen = {option: getattr(settings, f"server_{option}") for option in OPTIONS}
+    chosen = {option: value for option, value in chosen.items() if value is not None}
     context = Context(
         seed=settings.seed,
         layout=layout,
@@ -58,23 +56,16 @@ def make_server_side(
         epochs=settings.epochs,
         lr=schedule(settings.lr_schedule, settings.lr, settings.rounds, settings.lr_decay, settings.lr_every),
         selector=_selector(parts.get("selector"), settings, federation),
-        server=server,
+        server=ServerChoice(settings.server, chosen, parts.get("server")),
         average=settings.average,
         blank=torch.zeros_like(federation.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
         classes=federation.classes,
         exact=bool(settings.exact),
     )
     method = make_method(settings.method, factory, context, ready)
-    if method.server_step is None:
-        for name in ("server", *(f"server_{option}" for option in SERVER_SETTINGS)):
-            if getattr(settings, name) not in ("", None):
-                raise SettingError(
-                    f"{name} cannot be set: the method {settings.method!r} has no use for a server's step"
-                )
-        filled = settings
     if settings.average is not None and "average" not in method.models():
         raise SettingError(f"average cannot be set: the method {settings.method!r} keeps no average over rounds")
-    return filled, method
+    return settings, method
 
 
 def method_options(settings: Settings, factory: Any) -> Any:
@@ -85,29 +76,6 @@ def method_options(settings: Settings, factory: Any) -> Any:
         if name not in METHODS and not theirs and name not in (settings.method, short):
             raise unknown("method in options", name, [*(known for known, _ in METHODS), settings.method])
     return settings.options.get(settings.method, settings.options.get(short, {}))
-
-
-def _server(part: Any, settings: Settings, factory: Any) -> tuple[Settings, ServerStep]:
-    """Return the server's step, and the settings with its name and its options filled in."""
-    own = getattr(getattr(factory, "func", factory), "server_step", None) or "mean"
-    name = settings.server or own
-    if name != own and own != "mean":
-        raise SettingError(f"server must be {own!r} or left out for the method {settings.method!r}, got {name!r}")
-    maker: Callable[..., Any] = part if part is not None else SERVER_STEPS.get(name)
-    if not callable(maker):
-        raise SettingError(f"server must be a ServerStep class or what makes one, got {maker!r}")
-    known = options(maker)
-    given = {option: getattr(settings, f"server_{option}") for option in SERVER_SETTINGS}
-    given = {option: value for option, value in given.items() if value is not None}
-    for option in given:
-        if option not in known:
-            takes = ", ".join(f"server_{o}" for o in known if o in SERVER_SETTINGS) or "none of them"
-            raise SettingError(f"server_{option} has no effect on the server's step {name!r}, which takes {takes}")
-    step = maker(**arguments("server", name, maker, given))
-    if not isinstance(step, ServerStep):
-        raise SettingError(f"server must make a ServerStep, got {type(step).__name__}")
-    used = {f"server_{o}": v for o, v in {**plain_options(maker), **given}.items() if o in SERVER_SETTINGS}
-    return replace(settings, server=name, **used), step
 
 
 def _selector(part: object | None, settings: Settings, federation: Federation) -> Selector | None:

@@ -8,6 +8,8 @@ import fedcat
 from fedcat.errors import SettingError
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.average import RunningAverage, weighted_mean
+from fedcat.methods.fedcluster import FedCluster
+from fedcat.server import Mean
 
 FED = federation([3, 9, 5, 12, 7, 4])
 SHORT = {"dataset": "digits", "rounds": 5, "epochs": 1, "evaluate_every": 1, "devices": 12, "per_round": 3}
@@ -52,6 +54,24 @@ def test_an_average_changes_nothing_else(method):
     assert (with_it.ledger.up, with_it.ledger.down) == (without.ledger.up, without.ledger.down)
     assert with_it.history[-1].accuracy == without.history[-1].accuracy
     assert set(with_it.history[-1].others) == {"average"}
+
+
+@pytest.mark.parametrize("clusters", [1, 2])
+def test_other_methods_average_the_row_after_every_round(clusters):
+    layout = layout_of(small_net())
+    sim = simulate(FedCluster, FED, layout, rounds=4, k=4, average=0.7, options={"clusters": clusters})
+    rows = []
+    while not sim.done:
+        if sim.step():
+            rows.append(sim.method.row)
+    weights = torch.tensor([0.7**age for age in (3, 2, 1, 0)]).double()
+    assert torch.allclose(sim.method.models()["average"], weights @ torch.stack(rows) / weights.sum(), atol=1e-14)
+
+
+def test_at_the_end_of_a_cycle_the_stepped_row_enters_the_average():
+    sim = simulate(FedCat, FED, layout_of(small_net()), rounds=3, k=3, average=0.0, server=Mean(0.5))
+    sim.run()
+    assert torch.equal(sim.method.models()["average"], sim.method.row)
 
 
 def test_before_the_first_round_the_average_is_the_start():
@@ -109,8 +129,10 @@ class Stubborn(fedcat.Method):
 def test_what_a_method_does_not_keep_cannot_be_asked_for(tmp_path):
     with pytest.raises(SettingError, match="average cannot be set: the method 'test_average:Stubborn'"):
         fedcat.run(method=Stubborn, average=0.5, **SHORT)
+    with pytest.raises(SettingError, match="server_lr cannot be set: the method Stubborn"):
+        fedcat.run(method=Stubborn, server_lr=0.5, **SHORT)
     result = fedcat.run(method="fedavg", out=tmp_path / "run", **SHORT)
     with pytest.raises(SettingError, match="unknown model 'average'"):
         result.model("average")
-    with pytest.raises(SettingError, match=r"holds no average\.safetensors"):
+    with pytest.raises(SettingError, match="unknown model 'average': known are global"):
         fedcat.load_model(tmp_path / "run", model="average")

@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedcat.clustered import ClusteredSelector, cut, distances, fill
 from fedcat.errors import SettingError
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.clusamp import CluSamp
+from fedcat.methods.method import Context
 
 SIMILARITIES = ("cosine", "L1", "L2")
 
@@ -182,6 +184,16 @@ def test_devices_count_alike_and_their_changes_are_learnt():
     state = sim.method.state()["selector"]
     for device, change in zip(state["devices"], state["changes"], strict=True):
         assert torch.equal(change, last[device])
+
+
+def test_many_devices_are_warned_of_and_too_many_refused():
+    layout = layout_of(small_net())
+    context = Context(0, layout, layout.pack(layout.net), np.ones(5_000, np.int64), 5, 1, lambda round: 0.1)
+    assert "5,000 devices are clustered anew" in CluSamp(context).advice(10)[0]
+    few = simulate(CluSamp, federation([3, 4]), layout, k=2)
+    assert few.method.advice(10) == []
+    with pytest.raises(SettingError, match="devices must be at most 20,000 to be clustered"):
+        CluSamp(replace(context, samples=np.ones(20_001, np.int64)))
 
 
 def test_bad_options_are_refused():

@@ -59,10 +59,47 @@ def test_with_everybody_in_one_cluster_and_in_every_round_it_is_fedavg():
     assert torch.allclose(one.method.row, plain.method.row, atol=1e-14)
 
 
-@pytest.mark.parametrize("clusters", [0, 4])
+@pytest.mark.parametrize("clusters", [-1, 4])
 def test_more_clusters_than_devices_in_a_round_are_refused(clusters):
-    with pytest.raises(SettingError, match="clusters must be at least 1 and at most the K = 3 devices"):
+    with pytest.raises(SettingError, match="clusters must be at least 0 and at most the 3 devices of a round"):
         simulate(FedCluster, FED, LAYOUT, k=3, options={"clusters": clusters})
+
+
+@pytest.mark.parametrize(("k", "clusters"), [(3, 3), (9, 5)])
+def test_by_default_there_are_five_clusters_or_as_many_as_devices_in_a_round(k, clusters):
+    assert simulate(FedCluster, FED, LAYOUT, k=k).method.stages == clusters
+
+
+@pytest.mark.parametrize("method", [FedCluster, Cyclic])
+def test_hops_of_a_round_have_ids_and_slots_of_their_own(method):
+    sim = simulate(method, FED, LAYOUT, k=7, rounds=2)
+    found = {0: [], 1: []}
+    while not sim.done:
+        jobs = sim.plan()
+        for _, hop in jobs:
+            found[hop.round].append((hop.id, hop.copy))
+        sim.absorb(sim.engine.train(jobs))
+        sim.record()
+    assert all([copy for _, copy in hops] == list(range(7)) for hops in found.values())
+    assert len({number for hops in found.values() for number, _ in hops}) == 14
+
+
+def test_a_device_that_two_tours_meet_in_one_round_is_visited_twice():
+    """Its second hop has chance of its own: another order of batches."""
+    fed = federation([4, 9, 5, 12, 7])
+    for seed in range(20):
+        sim = simulate(Cyclic, fed, LAYOUT, k=4, rounds=2, seed=seed, options={"reshuffle": True})
+        hops = []
+        while not sim.done:
+            jobs = sim.plan()
+            hops += [hop for _, hop in jobs if hop.round == 1]
+            sim.absorb(sim.engine.train(jobs))
+            sim.record()
+        devices = [hop.device for hop in hops]
+        assert [hop.visit for hop in hops] == [devices[:i].count(device) for i, device in enumerate(devices)]
+        if len(set(devices)) < 4:
+            return
+    pytest.fail("no round met a device twice")
 
 
 @pytest.mark.parametrize("reshuffle", [False, True])

@@ -13,6 +13,7 @@ from fedcat.hop import Reply, Status
 from fedcat.methods import FedAvg
 from fedcat.methods.method import Context
 from fedcat.methods.scaffold import Controlled, Scaffold, amplification
+from fedcat.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4])
 
@@ -183,6 +184,32 @@ def test_only_devices_that_took_part_have_a_control_variate():
     assert len(method.memory) == len(state["memory"]) <= len(took_part) <= 100
     assert sum(t.numel() for memory in state["memory"].values() for t in memory.values()) <= 100 * 1000
     assert torch.allclose(method.control, torch.full((1000,), 5 * 19 / 100_000))
+
+
+def test_a_step_size_of_zero_teaches_nothing():
+    """A schedule may end at 0: there is no way from which a gradient could be read."""
+    sim = simulate(Scaffold, FED, layout_of(small_net()), rounds=2, lr=0.0, momentum=0.5)
+    sim.run()
+    assert not any(record.lost for record in sim.history)
+    assert not sim.method.control.any()
+
+
+def test_in_exact_mode_the_control_variates_are_the_same_in_any_company():
+    """Powers are computed otherwise in wide vectors: 0.87**8 in float64 is one such number."""
+    fed = federation([16] * 10)
+    layout = layout_of(small_net())
+
+    def made(seed, engine):
+        return simulate(
+            Scaffold, fed, layout, engine, k=5, rounds=3, seed=seed, momentum=0.87, exact=True, epochs=2, lr=0.02
+        )
+
+    alone = made(0, "stacked")
+    alone.run()
+    together = [made(seed, alone.engine) for seed in range(8)]
+    run_together(together)
+    assert torch.equal(together[0].method.control, alone.method.control)
+    assert torch.equal(together[0].method.row, alone.method.row)
 
 
 @pytest.mark.parametrize(("options", "message"), [({"variant": "x"}, "variant"), ({"weighting": "x"}, "weighting")])

@@ -63,11 +63,12 @@ class Slab:
         return torch.cat(found)[: len(p)]
 
     def finish(self, end: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what all rows upload and keep."""
+        """Return what all rows upload and keep; in exact mode row by row, since it is only once."""
         if type(self.rule).finish is LocalRule.finish:
             return {}, {}
         found = []
-        for i in groups(len(end), self.width) or [np.arange(len(end))]:
+        exact = self.width.least > 1
+        for i in [np.array([row]) for row in range(len(end))] if exact else [np.arange(len(end))]:
             steps, lr, momentum = (take(column, i) for column in (self.steps, self.lr, self.momentum))
             sent, memory = taken(self.sent, i), taken(self.memory, i)
             found.append(self.rule.finish(take(self.start, i), end[i], steps, lr, momentum, sent, memory))

@@ -9,12 +9,16 @@ from fedcat.hop import Hop, Reply
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.method import Context
 
+SLOW = 3_000
+"""Devices from which on clustering takes seconds a round."""
+
 
 class CluSamp(FedAvg):
     """FedAvg whose devices are drawn from clusters, so that they count alike in the average.
 
     A device's representative gradient is how it changed the parameters at its last participation; it is kept for the
-    devices that took part only. Time and memory of the clustering grow with the square of the number of devices.
+    devices that took part only. The memory of the clustering grows with the square of the number of devices, its time
+    with the cube.
 
     Parameters
     ----------
@@ -30,6 +34,12 @@ class CluSamp(FedAvg):
         self.selector: ClusteredSelector = ClusteredSelector(
             context.seed, context.samples, context.per_round, similarity
         )
+
+    def advice(self, rounds: int) -> list[str]:
+        """Say that many devices make long rounds."""
+        if self.context.devices < SLOW:
+            return []
+        return [f"{self.context.devices:,} devices are clustered anew in every round, which takes seconds to minutes"]
 
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> None:
         """Average the rows that arrived, all alike, and learn how the devices changed them."""

@@ -41,4 +41,4 @@ class Cyclic(RoundMethod):
         """Go on with the row that came back."""
         (reply,) = replies
         if reply.end is not None:
-            self.row = reply.end
+            self.row = reply.end.clone()

@@ -126,7 +126,7 @@ class FedCat(Method):
                 raise ValueError(f"hop {reply.hop} is not outstanding")
             copy = self._out.pop(reply.hop)
             if reply.end is not None:
-                self.copies[copy] = reply.end
+                self.copies[copy] = reply.end.clone()
                 self.seen[copy] += reply.samples
             self._next[copy] += 1
             if self.average is not None:
@@ -160,7 +160,7 @@ class FedCat(Method):
             self._aggregate()
 
     def models(self, *wanted: str) -> dict[str, Tensor]:
-        """Return the global row; if wanted the mean of the copies as they are, and the copies."""
+        """Return the global row and the average; if wanted the mean of the copies as they are, and the copies."""
         rows = {"global": self.row, **self.averaged(self.row)}
         if "mean" in wanted:
             rows["mean"] = self._mean(self.copies, self.seen)

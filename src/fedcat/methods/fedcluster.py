@@ -23,19 +23,18 @@ class FedCluster(FedAvg):
     context : Context
         See there.
     clusters : int
-        How many clusters there are, M, at most K.
+        How many clusters there are, M, at most K; 0 for five, or K where that is less.
     weighting : str
         See `FedAvg`.
     """
 
-    def __init__(self, context: Context, *, clusters: int = 5, weighting: str = "samples") -> None:
+    def __init__(self, context: Context, *, clusters: int = 0, weighting: str = "samples") -> None:
         super().__init__(context, weighting=weighting)
         context.refuse_selector("the clusters decide who trains when")
         k = context.per_round
-        if not 1 <= clusters <= k:
-            raise SettingError(
-                f"clusters must be at least 1 and at most the K = {k} devices of a round, got {clusters}"
-            )
+        if not 0 <= clusters <= k:
+            raise SettingError(f"clusters must be at least 0 and at most the {k} devices of a round, got {clusters}")
+        clusters = clusters or min(5, k)
         self.stages = clusters
         self.clusters = np.array_split(chance(context.seed, Purpose.GROUP).permutation(context.devices), clusters)
 

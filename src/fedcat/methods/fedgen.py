@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcat.chance import Purpose, chance, torch_seed
-from fedcat.errors import SettingError
+from fedcat.errors import SettingError, need
 from fedcat.hop import Hop, Reply, Tensors
 from fedcat.local import Batch, Beside, LocalRule, Task
 from fedcat.methods.fedavg import FedAvg
@@ -132,12 +131,17 @@ class FedGen(FedAvg):
         diversity: float = 1.0,
     ) -> None:
         super().__init__(context)
-        _check(1, hidden=hidden, noise=noise)
-        _check(2, generator_batch=generator_batch)
-        _check(0, a=a, b=b, local_steps=local_steps, generator_steps=generator_steps)
-        _check(0, generator_lr=generator_lr, generator_weight_decay=generator_weight_decay)
-        _check(0, teacher=teacher, diversity=diversity)
-        _check(0, 1, decay=decay, generator_lr_decay=generator_lr_decay)
+        for name, number in {"hidden": hidden, "noise": noise}.items():
+            need(name, number, 1)
+        need("generator_batch", generator_batch, 2)
+        for name, weight in {"a": a, "b": b, "teacher": teacher, "diversity": diversity}.items():
+            need(name, weight, 0)
+        for name, count in {"local_steps": local_steps, "generator_steps": generator_steps}.items():
+            need(name, count, 0)
+        need("generator_lr", generator_lr, 0)
+        need("generator_weight_decay", generator_weight_decay, 0)
+        need("decay", decay, 0, 1)
+        need("generator_lr_decay", generator_lr_decay, 0, 1)
         self.form = GeneratorForm(noise, context.classes, hidden, _latent(context))
         self.training = Training(generator_batch, generator_steps, generator_weight_decay, teacher, diversity)
         self.rule = Guided(self.form, a, b, decay, generator_batch, local_steps)
@@ -145,7 +149,7 @@ class FedGen(FedAvg):
         self.memory: DeviceMemory = DeviceMemory({"told": context.start.new_zeros(())})
         self.labels: dict[int, Tensor] = {}
         self.lesson: Lesson | None = None
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(torch_seed(chance(context.seed, Purpose.SERVER, device=1)))
             self.generator = Pupil(self.form, self.form.initial().to(context.start))
 
@@ -187,13 +191,6 @@ class FedGen(FedAvg):
         self.labels = {int(device): counts for device, counts in state["labels"].items()}
 
 
-def _check(least: float, most: float = math.inf, **values: float) -> None:
-    for name, value in values.items():
-        if not (least <= value <= most and math.isfinite(value)):
-            right = f"at least {least:g} and finite" if most == math.inf else f"at least {least:g} and at most {most:g}"
-            raise SettingError(f"{name} must be {right}, got {value:g}")
-
-
 def _latent(context: Context) -> int:
     """Return how many features the net's last layer takes."""
     if context.blank is None:
@@ -204,6 +201,11 @@ def _latent(context: Context) -> int:
     with torch.no_grad():
         net = layout.bind(layout.parameter_views(context.start[:size]), layout.buffer_views(context.start[size:]))
         features = net.features(context.blank)
+        if not torch.allclose(net.head(features), net.logits(context.blank), rtol=1e-3, atol=1e-5):
+            raise SettingError(
+                f"net {type(layout.net).__name__} must give its output as self.head(self.features(x)), for a generator "
+                "to make what its head takes, and does not"
+            )
     if features.dim() != 2:
         raise SettingError(
             f"net must have features of one dimension for a generator to make, got shape {tuple(features.shape[1:])}"

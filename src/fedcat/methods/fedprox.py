@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcat.errors import SettingError
+from fedcat.errors import need
 from fedcat.hop import Tensors
 from fedcat.local import LocalRule
 from fedcat.methods.fedavg import FedAvg
@@ -40,6 +39,5 @@ class FedProx(FedAvg):
 
     def __init__(self, context: Context, *, mu: float = 0.01, weighting: str = "samples") -> None:
         super().__init__(context, weighting=weighting)
-        if not 0 <= mu < math.inf:
-            raise SettingError(f"mu must be at least 0 and finite, got {mu:g}")
+        need("mu", mu, 0)
         self.rule = Proximal(mu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -133,8 +134,8 @@ class RowAdam:
     ----------
     m, v : Tensor
         The running means of gradients and of their squares, [S, P].
-    age : Tensor
-        How many steps each row has taken, [S, 1].
+    ages : sequence of int
+        How many steps each row has taken.
     lr : Tensor
         Step sizes, [S, 1].
     decay : float
@@ -143,15 +144,15 @@ class RowAdam:
 
     BETAS = (0.9, 0.999)
 
-    def __init__(self, m: Tensor, v: Tensor, age: Tensor, lr: Tensor, decay: float) -> None:
-        self.m, self.v, self.age, self.lr, self.decay = m, v, age, lr, decay
+    def __init__(self, m: Tensor, v: Tensor, ages: Sequence[int], lr: Tensor, decay: float) -> None:
+        self.m, self.v, self.ages, self.lr, self.decay = m, v, list(ages), lr, decay
 
     def step(self, p: Tensor, g: Tensor) -> Tensor:
         """Return the parameters after a step along the gradients `g`."""
         b, c = self.BETAS
         g = g.add(p, alpha=self.decay)
-        self.age = self.age + 1
+        self.ages = [age + 1 for age in self.ages]
         self.m = self.m * b + g * (1 - b)
         self.v = self.v * c + g.square() * (1 - c)
-        first, second = 1 - torch.pow(b, self.age), 1 - torch.pow(c, self.age)
+        first, second = (p.new_tensor([[1 - beta**age] for age in self.ages]) for beta in (b, c))
         return p - self.lr / first * self.m / (self.v.sqrt() / second.sqrt() + 1e-8)

@@ -19,7 +19,8 @@ from fedcat.methods.generator import KEEP, GeneratorForm, RowAdam, generator_los
 from fedcat.methods.method import ServerWork
 from fedcat.models.layout import Layout
 
-TRIED = (2, 3, 5, 9)
+TRIED = (2, 3, 7, 33)
+"""Widths that are tried: wider than a vector register, since kernels treat what is left over in another way."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ def _teach(lessons: Sequence[Lesson]) -> list[Pupil]:
     pupils = [lesson.pupil for lesson in lessons]
     rows, m, v = (torch.stack([getattr(pupil, name) for pupil in pupils]) for name in ("row", "m", "v"))
     p, running = rows[:, : form.parameters], rows[:, form.parameters :]
-    age, lr = rows.new_tensor([[x.steps] for x in pupils]), rows.new_tensor([[x.lr] for x in lessons])
-    adam = RowAdam(m, v, age, lr, how.weight_decay)
+    lr = rows.new_tensor([[lesson.lr] for lesson in lessons])
+    adam = RowAdam(m, v, [pupil.steps for pupil in pupils], lr, how.weight_decay)
     shares = torch.stack([lesson.shares for lesson in lessons])
     heads = _Heads(layout, torch.stack([lesson.rows for lesson in lessons]))
     labels, noise = (torch.stack(part) for part in zip(*(lesson.drawn() for lesson in lessons), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedcat.local import LocalRule
 from fedcat.methods.average import RunningAverage
 from fedcat.models.layout import Layout
 from fedcat.selection import FunctionSelector, Selector, uniform
-from fedcat.server import Mean, ServerStep
+from fedcat.server import ServerChoice
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,8 @@ class Context:
         The step size of a round.
     selector : Selector, optional
         The user's own selection; a method has one of its own where this is None.
-    server : ServerStep
-        How the global parameters follow the mean of the devices' models.
+    server : ServerChoice
+        What the user has chosen of how the global parameters follow the mean of the devices' models.
     average : float, optional
         The decay of an average of the model over rounds, where one is wanted.
     blank : Tensor, optional
@@ -63,7 +63,7 @@ class Context:
     epochs: int
     lr: Callable[[int], float]
     selector: Selector | None = None
-    server: ServerStep = field(default_factory=Mean)
+    server: ServerChoice = ServerChoice()
     average: float | None = None
     blank: Tensor | None = None
     classes: int = 0
@@ -115,7 +115,7 @@ class Method(ABC):
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.server = context.server
+        self.server = context.server.make(self.server_step, type(self).__name__)
         self.average = None if context.average is None else RunningAverage(context.average)
 
     @abstractmethod
@@ -159,6 +159,9 @@ class Method(ABC):
         """Return the next global row: the server's step for the parameters, the mean for the buffers."""
         size = self.context.layout.parameter_size
         moved = self.server.step(row[:size], mean[:size])
+        if moved.shape != mean[:size].shape:
+            name, shape = type(self.server).__name__, tuple(moved.shape)
+            raise SettingError(f"server {name} must return parameters of shape ({size},), got {shape}")
         return moved if len(mean) == size else torch.cat([moved, mean[size:]])
 
     def averaged(self, row: Tensor) -> dict[str, Tensor]:

@@ -49,6 +49,7 @@ class RoundMethod(Method):
         self._hops: list[Hop] = []
         self._replies: dict[int, Reply] = {}
         self._out: set[int] = set()
+        self._visits: Counter[int] = Counter()
 
     def select(self, round: int) -> Sequence[int]:
         """Return the devices of a round, or of its next stage, in slot order; one may be named twice."""
@@ -87,11 +88,11 @@ class RoundMethod(Method):
         return ready
 
     def _make(self) -> list[Hop]:
-        seen: Counter[int] = Counter()
+        visits = self._visits.copy()
         hops = []
-        for slot, device in enumerate(self._devices, start=self.stage * self.context.per_round):
-            hops.append(self.hop(self.round, slot, device, seen[device]))
-            seen[device] += 1
+        for slot, device in enumerate(self._devices, start=visits.total()):
+            hops.append(self.hop(self.round, slot, device, visits[device]))
+            visits[device] += 1
         return hops
 
     def absorb(self, replies: Sequence[Reply]) -> None:
@@ -116,7 +117,9 @@ class RoundMethod(Method):
                 if reply.arrived:
                     self.memory.commit(hop.device, reply.memory)
         self.stage = (self.stage + 1) % self.stages
+        self._visits.update(hop.device for hop in hops)
         if self.stage == 0:
+            self._visits.clear()
             self.round += 1
             if self.average is not None:
                 self.average.add(self.row)
@@ -131,6 +134,7 @@ class RoundMethod(Method):
             "row": self.row,
             "round": self.round,
             "stage": self.stage,
+            "visits": {str(device): count for device, count in self._visits.items()},
             "devices": list(self._devices),
             "replies": {reply.hop: reply_state(reply) for reply in self._replies.values()},
             "selector": self.selector.state(),
@@ -141,6 +145,7 @@ class RoundMethod(Method):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.row, self.round, self.stage = state["row"], state["round"], state["stage"]
+        self._visits = Counter({int(device): count for device, count in state["visits"].items()})
         self.restore_parts(state)
         self.selector.restore(state["selector"])
         if self.memory is not None:

@@ -47,7 +47,8 @@ class Controlled(LocalRule):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Upload the change of the device's control variate and keep the new one."""
         gain = amplification(momentum, steps) if self.variant == "corrected" else 1.0
-        change = (start - end) / (steps * lr * gain) - sent["control"]
+        way = steps * lr * gain
+        change = torch.where(way > 0, (start - end) / way - sent["control"], 0.0)
         return {"control": change}, {"control": memory["control"] + change}
 
 

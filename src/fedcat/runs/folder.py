@@ -112,6 +112,11 @@ def model_path(folder: Path, name: str = "global") -> Path:
     return folder / (MODEL if name == "global" else f"{name}.safetensors")
 
 
+def models_in(folder: Path) -> list[str]:
+    """Return the names of the models that a run's folder holds."""
+    return ["global" if path.name == MODEL else path.stem for path in sorted(folder.glob("*.safetensors"))]
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it, so that it is whole or not there."""
     with replacing(path) as temporary:
@@ -133,7 +138,7 @@ def read_model(path: Path, net: nn.Module) -> nn.Module:
     """Fill `net` with the weights of a file and return it, ready to evaluate."""
     if not path.exists():
         folder = str(path.parent)
-        raise SettingError(f"folder {folder!r} holds no {path.name}: its run failed or kept none, see {SUMMARY}")
+        raise SettingError(f"folder {folder!r} holds no {path.name}: its run failed, see {SUMMARY}")
     stored = load_file(path)
     missing, unexpected = net.load_state_dict(stored, strict=False)
     tied = {t.data_ptr() for n, t in net.state_dict().items() if n in stored}
