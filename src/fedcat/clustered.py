@@ -23,6 +23,8 @@ CHUNK = 2**25
 """Numbers of float64 that are worked on at a time."""
 
 
+FINE = 500
+"""Rows up to which their distances are computed as differences; beyond it as products, which are faster."""
 MOST = 20_000
 """Devices beyond which clustering all of them in every round is refused."""
 
@@ -109,7 +111,8 @@ class ClusteredSelector:
             return np.zeros((0, 2), np.int64)
         weights = np.append(np.ones(len(self._changes)), np.sqrt(count - len(self._changes)))
         rows = torch.from_numpy(self._bordered() * weights)
-        apart = torch.cdist(rows, rows, compute_mode="use_mm_for_euclid_dist").numpy()
+        way = "use_mm" if len(rows) > FINE else "donot_use_mm"
+        apart = torch.cdist(rows, rows, compute_mode=f"{way}_for_euclid_dist").numpy()
         place = self._places()
         condensed = np.concatenate([apart[place[i], place[i + 1 :]] for i in range(count - 1)])
         merged: Ints = linkage(condensed, "ward")[:, :2].astype(np.int64)
@@ -157,7 +160,7 @@ def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:
         if similarity == "L1":
             parts.append(torch.cdist(rows, some, p=1.0))
         elif similarity == "L2":
-            parts.append(torch.cdist(rows, some, compute_mode="use_mm_for_euclid_dist"))
+            parts.append(torch.cdist(rows, some, compute_mode="donot_use_mm_for_euclid_dist"))
         else:
             norms = rows.norm(dim=1)[:, None] * some.norm(dim=1)
             cosine = torch.where(norms > 0, rows @ some.T / norms, 1.0)

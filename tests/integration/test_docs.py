@@ -20,7 +20,7 @@ def registries(monkeypatch):
             monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
 
 
-@pytest.mark.parametrize("page", ["docs/extend.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/extend.md", "docs/scaffold.md", "README.md"])
 def test_the_blocks_of_a_page_run_as_one_program(page, registries, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
