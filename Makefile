@@ -9,8 +9,8 @@ WORKERS ?= 2
 
 demo: $(VENV)/installed
 	@mkdir -p runs
-	$(BIN)/fedcat compare --methods fedavg,fedcat --seeds 3 --dataset digits --partition dirichlet --alpha 0.1 \
-		--devices 100 --fraction 0.1 --rounds 200 --epochs 5 --batch-size 10 --momentum 0.5 --sweep lr=0.01,0.05
+	$(BIN)/fedcat compare --methods fedavg,fedprox,scaffold,fedgen,clusamp,fedcat --seeds 3 \
+		--dataset digits --alpha 0.1 --rounds 150 --lr 0.02
 
 test: $(VENV)/installed-dev check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term:skip-covered --cov-fail-under=90

@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import signal
@@ -6,11 +7,13 @@ import threading
 import pytest
 import torch
 from helpers import federation, layout_of, simulate, small_net
+from rich.console import Console
 
 from fedcat.interrupt import Brake
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.method import Method
-from fedcat.simulation import run_together
+from fedcat.progress import Watcher
+from fedcat.simulation import Record, run_together
 
 FED = federation([3, 9, 5, 12, 7, 4])
 LAYOUT = layout_of(small_net())
@@ -170,3 +173,12 @@ def test_other_handlers_and_threads_are_left_alone(monkeypatch):
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_bar_waits_for_the_run_that_is_furthest_behind():
+    out = io.StringIO()
+    watcher = Watcher(Console(file=out, width=200), ["fast", "slow", "short"], [2, 2, 1])
+    with watcher:
+        for position, round in ((0, 1), (2, 1), (0, 2), (1, 1), (1, 2)):
+            watcher(position, Record(round, 0.5, 1.0, 0, 0, 0.0, [], None))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/2", "2/2"]

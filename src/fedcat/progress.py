@@ -22,13 +22,13 @@ class Watcher:
     labels : list of str
         The label of each run; runs of one label are shown as their mean.
     rounds : list of int
-        How many rounds each run has. The longest run, the last of several, is the one whose rounds are counted.
+        How many rounds each run has. Of the longest runs the one that is furthest behind is counted.
     """
 
     def __init__(self, console: Console, labels: list[str], rounds: list[int]) -> None:
         self.console, self.labels = console, labels
         self.rounds = max(rounds)
-        self._counted = max(range(len(rounds)), key=lambda position: (rounds[position], position))
+        self._behind = {position: 0 for position, count in enumerate(rounds) if count == self.rounds}
         self.done = 0
         self._bar_width = 24 if console.width >= 100 else 10
         self._scores: list[float | None] = [None] * len(labels)
@@ -61,9 +61,11 @@ class Watcher:
         """Take note of a round that run `position` has completed."""
         if record.accuracy is not None:
             self._scores[position] = record.accuracy
-        if position != self._counted:
+        if position in self._behind:
+            self._behind[position] = record.round
+        if min(self._behind.values()) == self.done:
             return
-        self.done = record.round
+        self.done = min(self._behind.values())
         if self._bar is not None:
             self._bar.update(
                 self._task, completed=self.done, description=self._fitting(self._accuracies()), speed=self._speed()
