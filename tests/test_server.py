@@ -148,9 +148,12 @@ def test_settings_choose_the_step_and_leave_its_defaults_to_it(tmp_path):
     assert (type(step), step.lr, step.momentum) == (Momentum, 1.0, 0.5)
 
 
+def wrapped(context):
+    return FedAvgM(context)
+
+
 def test_a_method_that_a_function_makes_has_its_own_step():
-    wrapped = Workshop().prepare({**SHORT, "method": lambda context: FedAvgM(context)}).simulation.method
-    assert type(wrapped.server) is Momentum
+    assert type(Workshop().prepare({**SHORT, "method": wrapped}).simulation.method.server) is Momentum
 
 
 def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
@@ -171,10 +174,15 @@ def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
         "fedavg server=mean": ("Mean", None),
         "fedavg server=momentum": ("Momentum", 0.9),
         "fedavgm": ("Momentum", 0.9),
-        "fedavgm server=momentum": ("Momentum", 0.9),
         "cyclic": ("Mean", None),
     }
     assert len(steps(["fedavg"], {"server": ["momentum", "adam"], "server_tau": [0.001, 0.01]})) == 3
+    assert steps(["fedavg", "fedavgm"], server="adam", server_momentum=0.5) == {
+        "fedavg": ("Adam", 0.5),
+        "fedavgm": ("Momentum", 0.9),
+    }
+    assert steps(["fedavgm"], server="momentum") == {"fedavgm": ("Momentum", 0.9)}
+    assert steps([wrapped], server_momentum=0.5) == {"wrapped": ("Momentum", 0.5)}
     with pytest.raises(SettingError, match="server_tau has no effect on any of the methods fedavg, cyclic"):
         steps(["fedavg", "cyclic"], server_tau=0.1)
 
@@ -190,6 +198,11 @@ class Halfway(ServerStep):
 class Needy(Halfway):
     def __init__(self, lr):
         self.lr = lr
+
+
+class Mute(Halfway):
+    def step(self, row, mean):
+        return None
 
 
 class Short(Halfway):
@@ -215,11 +228,15 @@ def test_a_users_own_step():
         ({"method": "fedavg", "server_lr": 0.0}, "server_lr must be > 0 and finite, got 0"),
         ({"method": "fedavgm", "server_momentum": 1.0}, "server_momentum must be at least 0 and below 1, got 1"),
         ({"method": "fedadam", "server_tau": float("nan")}, "server_tau must be > 0 and finite, got nan"),
-        ({"method": "fedavg", "server": 3}, "server '<int>' must be a ServerStep class"),
+        ({"method": "fedavg", "server": 3}, "server must be a name, a ServerStep class or what makes one, got 3"),
         ({"method": "fedavg", "server": lambda: 3}, "must make a ServerStep, got int"),
         ({"method": "fedavg", "server": ServerStep}, "server 'fedcat.server:ServerStep' must define step"),
         ({"method": "fedavg", "server": Needy}, "server 'test_server:Needy' must be a ServerStep class whose"),
-        ({"method": "fedavg", "server": Short}, r"server Short must return parameters of shape \(13706,\), got \(1,\)"),
+        (
+            {"method": "fedavg", "server": Short},
+            r"server Short must return .* of shape \(13706,\), got torch.float32 of shape",
+        ),
+        ({"method": "fedavg", "server": Mute}, r"server Mute must return parameters of .* got None"),
         ({"method": "fedavg", "average": 1.0}, "average must be at least 0 and below 1, got 1"),
     ],
 )

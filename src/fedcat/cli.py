@@ -20,6 +20,7 @@ from fedcat.comparison import Comparison
 from fedcat.errors import SettingError, unknown
 from fedcat.execute import execute
 from fedcat.experiment import Settings, parse, toml
+from fedcat.methods import METHODS
 from fedcat.models.nets import NETS
 from fedcat.presets import PRESET_DATASETS, PRESETS, preset
 from fedcat.progress import Watcher
@@ -29,8 +30,8 @@ from fedcat.screen import (
     say,
     show_comparison,
     show_fields,
-    show_methods,
     show_notes,
+    show_parts,
     show_registry,
     show_result,
 )
@@ -186,9 +187,9 @@ def compare(
 @app.command("methods")
 def list_methods() -> None:
     """List the methods, their options, the selectors and the server's steps."""
-    show_methods(out)
+    show_parts(out, METHODS)
     show_registry(out, SELECTORS)
-    show_registry(out, SERVER_STEPS)
+    show_parts(out, SERVER_STEPS)
 
 
 @app.command("nets")

@@ -168,6 +168,7 @@ def _variants(
             chosen = {key: value for key, value in chosen.items() if key in names or key in own or key in theirs}
             idle = idle_settings(step, {**given, **chosen})
             used |= {*given, *chosen} - idle
+            used |= {"server"} if step and {**given, **chosen}.get("server") == step else set()
             chosen = {key: value for key, value in chosen.items() if key not in idle}
             which = tuple((key, number) for key, number in zip(sweep, numbers, strict=True) if key in chosen)
             if which in seen:
@@ -183,8 +184,10 @@ def _variants(
             words = "".join(f" {key}={_word(value)}" for key, value in chosen.items())
             below = {key: value for key, value in given.items() if key not in idle}
             variants.append((label + words, {**below, **settings, "method": method, "options": tables}))
-    for key in {*given, *sweep} & {"server", *(f"server_{option}" for option in OPTIONS)} - used:
-        raise SettingError(f"{key} has no effect on any of the methods {', '.join(label for label, _ in variants)}")
+    for key in ("server", *(f"server_{option}" for option in OPTIONS)):
+        if key in {*given, *sweep} - used:
+            labels = [method if isinstance(method, str) else part_label(method) for method in methods]
+            raise SettingError(f"{key} has no effect on any of the methods {', '.join(labels)}")
     return variants
 
 

@@ -66,7 +66,9 @@ class Settings:
     average: float | None = _is(
         None, "keep an exponential average of the model over rounds with this decay, such as 0.95, and evaluate it too"
     )
-    selector: str = _is("", "who trains next: uniform, by-samples or module:function; by default the method's own")
+    selector: str = _is(
+        "", "who trains next: uniform, by-samples, multinomial or module:function; by default the method's own"
+    )
     seed: int = _is(0, "seed of all chance")
     data_seed: int | None = _is(None, "seed of the partition and of the dataset's own draws; by default the seed")
     evaluate_every: int = _is(10, "rounds between evaluations; the last round is always evaluated")

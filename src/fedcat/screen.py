@@ -17,7 +17,6 @@ from fedcat.experiment import Settings
 from fedcat.federation.datasets import DATASETS, dataset_options
 from fedcat.federation.federation import Federation
 from fedcat.federation.skew import Skew
-from fedcat.methods import METHODS
 from fedcat.options import options
 from fedcat.registry import Registry
 
@@ -107,11 +106,11 @@ def show_comparison(console: Console, lines: Sequence[Line]) -> None:
     )
 
 
-def show_methods(console: Console) -> None:
-    """Print the methods with their options."""
-    table = _table("method", "options")
-    for name, note in METHODS:
-        words = ", ".join(f"{option}={_lower(value)}" for option, value in options(METHODS.get(name)).items())
+def show_parts(console: Console, registry: Registry[Any]) -> None:
+    """Print the parts of one kind with their options."""
+    table = _table(registry.kind, "options")
+    for name, note in registry:
+        words = ", ".join(f"{option}={_lower(value)}" for option, value in options(registry.get(name)).items())
         table.add_row(name, note, words)
     console.print(table)
 

@@ -153,7 +153,9 @@ class ServerChoice:
         missing = ", ".join(sorted(getattr(maker, "__abstractmethods__", ())))
         if missing:
             raise SettingError(f"server {name!r} must define {missing}")
-        if not callable(maker) or not takes(maker):
+        if not callable(maker):
+            raise SettingError(f"server must be a name, a ServerStep class or what makes one, got {maker!r}")
+        if not takes(maker):
             raise SettingError(f"server {name!r} must be a ServerStep class whose arguments have defaults")
         for option in self.options:
             if option not in options(maker):
@@ -166,22 +168,25 @@ class ServerChoice:
 
 
 def own_step(factory: Any) -> str | None:
-    """Return the step that what `factory` makes has of its own, as far as that can be told before it is made."""
-    found: str | None = getattr(getattr(factory, "func", factory), "server_step", "mean")
+    """Return the name of the step that what `factory` makes has of its own, None where it takes none.
+
+    It is empty for a function, of which that cannot be told before it has made its method.
+    """
+    found: str | None = getattr(getattr(factory, "func", factory), "server_step", "")
     return found
 
 
 def idle_settings(own: str | None, settings: Mapping[str, Any]) -> set[str]:
     """Return those of the settings of the server's step that have no effect on a method whose own step is `own`."""
-    names = [f"server_{option}" for option in OPTIONS if settings.get(f"server_{option}") is not None]
+    names = {"server", *(f"server_{option}" for option in OPTIONS)} & settings.keys()
     server = settings.get("server") or own
-    if own is None:
-        return {*names, *(["server"] if server else [])}
-    idle = set()
-    if own != "mean":
-        idle, server = {"server"} if server != own else set(), own
+    if own == "" or not names:
+        return set()
+    if own is None or (isinstance(server, str) and not chooses(own, server)):
+        return names
     step: Any = SERVER_STEPS.get(server) if isinstance(server, str) else server
-    return idle | {name for name in names if name.removeprefix("server_") not in options(step)}
+    taken = {f"server_{option}" for option in options(step)}
+    return {name for name in names if name not in taken and (name != "server" or own != "mean")}
 
 
 def chooses(own: str | None, name: str) -> bool:

@@ -210,7 +210,7 @@ def test_a_generator_learns_to_be_recognised():
     """After its lessons the devices' heads take the generated features for the wanted labels, and did not before."""
     layout = layout_of(net(), torch.float32)
     lesson = lesson_of(layout, 0, devices=2, steps=400)
-    form, heads = lesson.pupil.form, lessons._Heads(layout, lesson.rows[None])
+    form, heads = lesson.pupil.form, lessons._Heads(layout, [lesson.rows])
 
     def recognised():
         rng = torch.Generator().manual_seed(9)

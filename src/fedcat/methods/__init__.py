@@ -42,8 +42,10 @@ METHODS.add("fedgen", FedGen, "a generator of features, trained on the server, t
 METHODS.add("clusamp", CluSamp, "devices drawn from clusters of similar ones (Fraboni et al. 2021, algorithm 2)")
 METHODS.add("fedcluster", FedCluster, "clusters of devices take their steps one after another (Chen et al. 2020)")
 METHODS.add("cyclic", Cyclic, "one copy walks through the devices, nothing is averaged (Chang et al. 2018)")
-METHODS.add("fedavgm", FedAvgM, "FedAvg with momentum on the server (Hsu et al. 2019)")
-METHODS.add("fedadam", FedAdam, "FedAvg with Adam on the server (Reddi et al. 2021)")
+METHODS.add(
+    "fedavgm", FedAvgM, "FedAvg with momentum on the server, --server-lr and --server-momentum (Hsu et al. 2019)"
+)
+METHODS.add("fedadam", FedAdam, "FedAvg with Adam on the server, --server-lr and so on (Reddi et al. 2021)")
 
 _GENERATOR: dict[str, Any] = {
     "hidden": 512,

@@ -158,10 +158,12 @@ class Method(ABC):
     def stepped(self, row: Tensor, mean: Tensor) -> Tensor:
         """Return the next global row: the server's step for the parameters, the mean for the buffers."""
         size = self.context.layout.parameter_size
-        moved = self.server.step(row[:size], mean[:size])
-        if moved.shape != mean[:size].shape:
-            name, shape = type(self.server).__name__, tuple(moved.shape)
-            raise SettingError(f"server {name} must return parameters of shape ({size},), got {shape}")
+        asked = mean[:size]
+        moved = self.server.step(row[:size], asked)
+        if type(moved) is not type(asked) or (moved.shape, moved.dtype) != (asked.shape, asked.dtype):
+            got = f"{moved.dtype} of shape {tuple(moved.shape)}" if isinstance(moved, Tensor) else repr(moved)
+            name, shape = type(self.server).__name__, tuple(asked.shape)
+            raise SettingError(f"server {name} must return parameters of {asked.dtype} of shape {shape}, got {got}")
         return moved if len(mean) == size else torch.cat([moved, mean[size:]])
 
     def averaged(self, row: Tensor) -> dict[str, Tensor]:
