@@ -10,7 +10,7 @@ WORKERS ?= 2
 demo: $(VENV)/installed
 	@mkdir -p runs
 	$(BIN)/fedcat compare --methods fedavg,fedprox,scaffold,fedgen,clusamp,fedcat --seeds 3 \
-		--dataset digits --alpha 0.1 --rounds 150 --lr 0.02
+		--dataset digits --alpha 0.1 --rounds 100 --lr 0.03
 
 test: $(VENV)/installed-dev check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term:skip-covered --cov-fail-under=90
