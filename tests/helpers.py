@@ -14,6 +14,7 @@ from fedcat.federation.pool import Pool
 from fedcat.local import Task
 from fedcat.methods.method import Context
 from fedcat.models.layout import Layout
+from fedcat.models.nets import NETS
 from fedcat.server import ServerChoice, ServerStep
 from fedcat.simulation import Simulation
 
@@ -35,6 +36,12 @@ def small_net(seed: int = 0, classes: int = 10) -> nn.Module:
     """Make a tiny net for inputs of shape (1, 8, 8)."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, classes))
+
+
+def digits_net(seed: int = 0) -> nn.Module:
+    """Make the digits' own net, in two parts."""
+    torch.manual_seed(seed)
+    return NETS.get("digits-cnn")((1, 8, 8), 10)
 
 
 def layout_of(net: nn.Module, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Layout:

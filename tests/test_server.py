@@ -4,6 +4,7 @@ from helpers import apart, federation, layout_of, simulate, small_net
 from torch import nn
 
 import fedcat
+from fedcat.cli_settings import settings_of
 from fedcat.comparison import Comparison
 from fedcat.errors import SettingError
 from fedcat.methods import METHODS, FedAvg, FedCat
@@ -150,6 +151,27 @@ def test_settings_choose_the_step_and_leave_its_defaults_to_it(tmp_path):
 
 def wrapped(context):
     return FedAvgM(context)
+
+
+def test_a_comparison_says_which_methods_do_not_take_a_setting():
+    ready = Comparison(["fedavg", "fedavgm", "cyclic"], 1, server="adam", server_lr=0.1, **SHORT)
+    for name in ("fedavgm", "cyclic"):
+        assert f"server, server_lr do not go to {name}, see `fedcat methods`" in ready.notes
+    assert len(ready.notes) == 2
+
+
+def test_a_file_leaves_its_server_settings_behind_for_another_method_or_step(tmp_path):
+    fedcat.run(method="fedavg", server="momentum", server_lr=0.5, out=tmp_path / "a", **SHORT)
+    file = tmp_path / "a" / "settings.toml"
+    same, notes = settings_of(file, {}, [])
+    assert (same["server"], same["server_lr"], notes) == ("momentum", 0.5, [])
+    other, notes = settings_of(file, {"method": "cyclic"}, [])
+    assert "server" not in other
+    assert "server_lr" not in other
+    assert notes == [f"left behind in {file}: server, server_lr"]
+    other, notes = settings_of(file, {"server": "adam"}, [])
+    assert other["server"] == "adam"
+    assert "server_lr" not in other
 
 
 def test_a_method_that_a_function_makes_has_its_own_step():

@@ -32,6 +32,11 @@ def settings_of(
     stored = read_toml(file) if file else {}
     if "fraction" in given:
         stored.pop("per_round", None)
+    another = given.get("method", stored.get("method")) != stored.get("method")
+    if another or "server" in given or "server" in swept:  # another step has other numbers
+        left = [n for n in stored if n.startswith("server_") or (n == "server" and another and stored[n])]
+        stored = {n: value for n, value in stored.items() if n not in left}
+        notes += [f"left behind in {file}: {', '.join(left)}"] if left else []
     datasets = swept.get("dataset", [given.get("dataset", stored.get("dataset", Settings.dataset))])
     if list(datasets) != [stored.get("dataset", Settings.dataset)]:
         stored.pop("dataset_options", None)

@@ -125,7 +125,8 @@ class Comparison:
         workshop = Workshop()
         self.labels: list[str] = []
         self.prepared: list[Prepared] = []
-        for label, chosen in _variants(methods, sweep or {}, given):
+        variants, self._notes = _variants(methods, sweep or {}, given)
+        for label, chosen in variants:
             again = sum(label == known.rpartition(" #")[0] or label == known for known in self.labels)
             self.labels.append(f"{label} #{again + 1}" if again else label)
             self.prepared += [workshop.prepare({**chosen, "seed": seed}) for seed in self.seeds]
@@ -133,7 +134,7 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """Lines that the user should read first."""
-        return list(dict.fromkeys(note for ready in self.prepared for note in ready.notes))
+        return list(dict.fromkeys([*self._notes, *(note for ready in self.prepared for note in ready.notes)]))
 
     def run(self, watch: Watch | None = None) -> list[Line]:
         """Run everything side by side and return a line for each choice of method and swept settings."""
@@ -151,12 +152,17 @@ class Comparison:
 
 def _variants(
     methods: Sequence[Any], sweep: Mapping[str, Sequence[Any]], given: Mapping[str, Any]
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return a label and the settings for each method and each combination of swept values that it knows."""
+) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+    """Return a label and the settings for each method and each combination of swept values that it knows.
+
+    Beside them come notes of settings of the server's step that some of the methods do not take.
+    """
     known = [options(METHODS.get(method) if isinstance(method, str) else method) for method in methods]
     names = set(Settings.__dataclass_fields__) - {"method", "seed", "options", "dataset_options", "threads"}
     _check_sweep(sweep, given, names, known)
-    variants, used = [], set()
+    variants: list[tuple[str, dict[str, Any]]] = []
+    used: set[str] = set()
+    missed: dict[str, dict[str, None]] = {}
     for method, own in zip(methods, known, strict=True):
         label = method if isinstance(method, str) else part_label(method)
         table = label if isinstance(method, str) else name_of(method) or f"<{label}>"
@@ -168,6 +174,7 @@ def _variants(
             chosen = {key: value for key, value in chosen.items() if key in names or key in own or key in theirs}
             idle = idle_settings(step, {**given, **chosen})
             used |= {*given, *chosen} - idle
+            missed.setdefault(label, {}).update(dict.fromkeys(sorted(idle)))
             used |= {"server"} if step and {**given, **chosen}.get("server") == step else set()
             chosen = {key: value for key, value in chosen.items() if key not in idle}
             which = tuple((key, number) for key, number in zip(sweep, numbers, strict=True) if key in chosen)
@@ -188,7 +195,8 @@ def _variants(
         if key in {*given, *sweep} - used:
             labels = [method if isinstance(method, str) else part_label(method) for method in methods]
             raise SettingError(f"{key} has no effect on any of the methods {', '.join(labels)}")
-    return variants
+    notes = [f"{', '.join(keys)} do not go to {label}, see `fedcat methods`" for label, keys in missed.items() if keys]
+    return variants, notes
 
 
 def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -6,13 +6,12 @@ import random
 
 import pytest
 import torch
-from helpers import DEVICES, apart, federation, layout_of, simulate
+from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate
 from test_contracts import one_by_one
 
 from fedcat import engines
 from fedcat.hop import Reply, Status
 from fedcat.methods import METHODS
-from fedcat.models.nets import NETS
 from fedcat.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6, 5], shape=(1, 8, 8))
@@ -34,11 +33,6 @@ VARIANTS = [
 ]
 
 
-def net():
-    torch.manual_seed(0)
-    return NETS.get("digits-cnn")((1, 8, 8), 10)
-
-
 def made(name, layout, engine, options=None, **words):
     words = {"rounds": 6, "k": 3, "lr": 0.02, "momentum": 0.5, **words}
     return simulate(
@@ -49,7 +43,7 @@ def made(name, layout, engine, options=None, **words):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "options", "words"), VARIANTS)
 def test_the_engines_agree(name, options, words, device):
-    layout = layout_of(net(), torch.float64, device)
+    layout = layout_of(digits_net(), torch.float64, device)
     sims = [made(name, layout, engine, options, **words) for engine in ("sequential", "stacked")]
     for sim in sims:
         sim.run()
@@ -63,7 +57,7 @@ def test_the_engines_agree(name, options, words, device):
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 @pytest.mark.parametrize(("name", "options", "words"), VARIANTS)
 def test_replies_one_by_one_and_out_of_order_give_the_same_bits(name, options, words, engine):
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     whole = made(name, layout, engine, options, exact=True, **words)
     whole.run()
     single = made(name, layout, engine, options, exact=True, **words)
@@ -76,7 +70,7 @@ def test_replies_one_by_one_and_out_of_order_give_the_same_bits(name, options, w
 
 @pytest.mark.parametrize(("name", "options", "words"), VARIANTS)
 def test_a_restore_in_the_middle_of_a_round_changes_no_bit(name, options, words):
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     whole = made(name, layout, "stacked", options, exact=True, **words)
     whole.run()
     broken = made(name, layout, "stacked", options, exact=True, **words)
@@ -94,7 +88,7 @@ def test_a_restore_in_the_middle_of_a_round_changes_no_bit(name, options, words)
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_methods_side_by_side_give_the_bits_that_they_give_alone(device):
-    layout = layout_of(net(), torch.float32, device)
+    layout = layout_of(digits_net(), torch.float32, device)
     alone = [made(name, layout, "stacked", options, exact=True, **words) for name, options, words in VARIANTS]
     for sim in alone:
         sim.run()
@@ -109,7 +103,7 @@ def test_all_methods_side_by_side_give_the_bits_that_they_give_alone(device):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_device_that_does_not_come_back_leaves_the_rest_to_go_on(name):
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     sim = made(name, layout, "stacked")
     gone = random.Random(0)
     while not sim.done:
@@ -125,7 +119,7 @@ def test_a_device_that_does_not_come_back_leaves_the_rest_to_go_on(name):
             assert torch.equal(sim.method.models()["global"], before)
         sim.record()
     assert torch.isfinite(sim.method.models()["global"]).all()
-    assert not torch.equal(sim.method.models()["global"], layout.pack(net()))
+    assert not torch.equal(sim.method.models()["global"], layout.pack(digits_net()))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +127,7 @@ def test_a_device_that_does_not_come_back_leaves_the_rest_to_go_on(name):
     [("fedavg", 1), ("fedprox", 1), ("clusamp", 1), ("fedcat", 1), ("fedcluster", 1), ("scaffold", 2)],
 )
 def test_traffic_of_every_round_against_one_model_down_and_up(name, ratio):
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     sim = made(name, layout, "stacked")
     sim.run()
     for round in range(6):

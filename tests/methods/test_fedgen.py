@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, simulate, small_net
+from helpers import digits_net, federation, layout_of, simulate, small_net
 from torch import nn
 from torch.nn import functional
 
@@ -14,22 +14,16 @@ from fedcat.local import Batch, Beside
 from fedcat.methods import FedAvg
 from fedcat.methods.fedgen import FedGen, Guided
 from fedcat.methods.generator import GeneratorForm
-from fedcat.models.nets import NETS
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6])
 SMALL = {"hidden": 12, "noise": 5, "generator_batch": 6, "generator_steps": 8, "generator_lr": 0.01}
 FORM = GeneratorForm(noise=3, classes=4, hidden=5, latent=6)
 
 
-def net(seed=0):
-    torch.manual_seed(seed)
-    return NETS.get("digits-cnn")((1, 8, 8), 10)
-
-
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_its_two_terms_it_is_fedavg_bit_for_bit(engine, dtype):
-    layout = layout_of(net(), dtype)
+    layout = layout_of(digits_net(), dtype)
     words = {"rounds": 4, "momentum": 0.5, "exact": True}
     gen = simulate(FedGen, FED, layout, engine, options={**SMALL, "a": 0.0, "b": 0.0}, **words)
     plain = simulate(FedAvg, FED, layout, engine, **words)
@@ -41,7 +35,7 @@ def test_without_its_two_terms_it_is_fedavg_bit_for_bit(engine, dtype):
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 def test_the_first_round_is_fedavgs_and_the_second_is_not(engine):
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     gen = simulate(FedGen, FED, layout, engine, options=SMALL, exact=True, rounds=3)
     plain = simulate(FedAvg, FED, layout, engine, exact=True, rounds=3)
     for same in (True, False):
@@ -52,7 +46,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(engine):
 
 def test_a_devices_loss_by_hand():
     """CE + a * CE(head(G(y')), y') * generated / batch size + b * KL(p(head(G(y))) || p(x))."""
-    layout = layout_of(net(), torch.float64)
+    layout = layout_of(digits_net(), torch.float64)
     row = layout.pack(layout.net)
     bound = layout.bind(layout.parameter_views(row), {})
     form = GeneratorForm(noise=3, classes=10, hidden=5, latent=layout.net.head.in_features)
@@ -82,7 +76,7 @@ def test_a_devices_loss_by_hand():
 
 def test_no_gradient_flows_through_the_generators_prediction():
     """The target of the second term is detached: with a = 0 the head's gradient is that of a fixed target."""
-    layout = layout_of(net(), torch.float64)
+    layout = layout_of(digits_net(), torch.float64)
     leaf = layout.pack(layout.net).requires_grad_()
     bound = layout.bind(layout.parameter_views(leaf), {})
     form = GeneratorForm(noise=3, classes=10, hidden=5, latent=layout.net.head.in_features)
@@ -103,7 +97,7 @@ def test_no_gradient_flows_through_the_generators_prediction():
 
 
 def test_the_generators_traffic_is_in_the_ledger_and_label_counts_go_up_once():
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     sim = simulate(FedGen, FED, layout, "stacked", options=SMALL, rounds=12, k=4)
     sim.run()
     model, generator = layout.size * 4, sim.method.form.size * 4
@@ -123,7 +117,7 @@ def test_the_generators_traffic_is_in_the_ledger_and_label_counts_go_up_once():
 
 
 def test_shares_are_of_the_devices_that_came_back_and_labels_that_none_holds_are_not_drawn():
-    layout = layout_of(net(), torch.float64)
+    layout = layout_of(digits_net(), torch.float64)
     sim = simulate(FedGen, FED, layout, "stacked", options=SMALL, k=3)
     jobs = sim.plan()
     replies = sim.engine.train(jobs)
@@ -151,7 +145,7 @@ def test_shares_are_of_the_devices_that_came_back_and_labels_that_none_holds_are
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(SettingError, match=message):
-        simulate(FedGen, FED, layout_of(net()), options=options)
+        simulate(FedGen, FED, layout_of(digits_net()), options=options)
 
 
 def test_a_net_whose_head_takes_something_else_is_refused():
@@ -168,7 +162,7 @@ def test_a_net_whose_head_takes_something_else_is_refused():
 
 
 def test_the_weights_decay_to_a_floor_and_zero_stays_zero():
-    layout = layout_of(net())
+    layout = layout_of(digits_net())
     sim = simulate(FedGen, FED, layout, options={**SMALL, "a": 0.0, "b": 2.0, "decay": 0.1})
     (task, hop), *_ = sim.plan()
     hop = replace(hop, sent={"generator": sim.method.generator.row})
@@ -179,7 +173,7 @@ def test_the_weights_decay_to_a_floor_and_zero_stays_zero():
 
 
 def test_a_lessons_step_size_decays_and_its_chance_is_the_rounds():
-    sim = simulate(FedGen, FED, layout_of(net()), options={**SMALL, "generator_lr_decay": 0.5}, rounds=3)
+    sim = simulate(FedGen, FED, layout_of(digits_net()), options={**SMALL, "generator_lr_decay": 0.5}, rounds=3)
     given = []
     for round in range(3):
         sim.absorb(sim.engine.train(sim.plan()))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICES, apart, federation, layout_of, simulate
+from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate
 from torch import nn
 from torch.nn import functional
 
@@ -15,17 +15,11 @@ from fedcat.methods.fedgen import FedGen
 from fedcat.methods.generator import GeneratorForm, RowAdam, generator_loss, noise_distances
 from fedcat.methods.lessons import Lesson, Pupil, Training
 from fedcat.methods.method import do_together
-from fedcat.models.nets import NETS
 from fedcat.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6])
 SMALL = {"hidden": 12, "noise": 5, "generator_batch": 6, "generator_steps": 8, "generator_lr": 0.01}
 FORM = GeneratorForm(noise=3, classes=4, hidden=5, latent=6)
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return NETS.get("digits-cnn")((1, 8, 8), 10)
 
 
 def reference(form):
@@ -145,7 +139,7 @@ def test_adam_on_rows_is_pytorchs():
 def lesson_of(layout, seed, exact=False, devices=3, steps=5):
     torch.manual_seed(seed)
     form = GeneratorForm(noise=4, classes=10, hidden=7, latent=layout.net.head.in_features)
-    rows = torch.stack([layout.pack(net(s)) for s in range(devices)])
+    rows = torch.stack([layout.pack(digits_net(s)) for s in range(devices)])
     shares = torch.full((devices, 10), 1 / devices).to(rows)
     how = Training(batch=6, steps=steps, weight_decay=1e-2, teacher=1.0, diversity=1.0)
     return Lesson(Pupil(form, form.initial().to(rows)), how, 0.01 * (seed + 1), layout, rows, shares, seed, 2, exact)
@@ -153,7 +147,7 @@ def lesson_of(layout, seed, exact=False, devices=3, steps=5):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_generators_learn_together_what_they_learn_alone(device):
-    layout = layout_of(net(), torch.float64, device)
+    layout = layout_of(digits_net(), torch.float64, device)
     alone, together = ([lesson_of(layout, seed) for seed in range(4)] for _ in range(2))
     for lesson in alone:
         do_together([lesson])
@@ -169,7 +163,7 @@ def test_generators_learn_together_what_they_learn_alone(device):
 def test_in_exact_mode_company_changes_no_bit(device, free, monkeypatch):
     if not free:
         monkeypatch.setattr(lessons, "_width_is_free", lambda lesson: False)
-    layout = layout_of(net(), torch.float32, device)
+    layout = layout_of(digits_net(), torch.float32, device)
     alone = lesson_of(layout, 0, exact=True)
     do_together([alone])
     for company in (1, 4, 39):
@@ -179,7 +173,7 @@ def test_in_exact_mode_company_changes_no_bit(device, free, monkeypatch):
 
 
 def test_lessons_of_several_simulations_are_given_at_once(monkeypatch):
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     widths = []
     real = lessons._teach
     monkeypatch.setattr(lessons, "_teach", lambda some: widths.append(len(some)) or real(some))
@@ -198,8 +192,8 @@ def test_a_head_of_several_layers_and_a_linear_one_are_the_same_to_the_generator
         def forward(self, x):
             return self.head(self.features(x))
 
-    one = lesson_of(layout_of(net(), torch.float64), 0)
-    deep = layout_of(Deep(net()), torch.float64)
+    one = lesson_of(layout_of(digits_net(), torch.float64), 0)
+    deep = layout_of(Deep(digits_net()), torch.float64)
     other = replace(one, layout=deep, pupil=Pupil(one.pupil.form, one.pupil.row.clone()))
     do_together([one])
     do_together([other])
@@ -208,7 +202,7 @@ def test_a_head_of_several_layers_and_a_linear_one_are_the_same_to_the_generator
 
 def test_a_generator_learns_to_be_recognised():
     """After its lessons the devices' heads take the generated features for the wanted labels, and did not before."""
-    layout = layout_of(net(), torch.float32)
+    layout = layout_of(digits_net(), torch.float32)
     lesson = lesson_of(layout, 0, devices=2, steps=400)
     form, heads = lesson.pupil.form, lessons._Heads(layout, [lesson.rows])
 
@@ -226,7 +220,7 @@ def test_a_generator_learns_to_be_recognised():
 
 def test_two_lessons_are_what_pytorchs_layers_and_adam_make_of_them():
     """Uneven shares, other weights than 1, and an optimiser that goes on from lesson to lesson."""
-    layout = layout_of(net(), torch.float64)
+    layout = layout_of(digits_net(), torch.float64)
     first = lesson_of(layout, 0)
     rng = np.random.default_rng(4)
     shares = torch.from_numpy(rng.dirichlet(np.ones(3), size=10).T.copy())

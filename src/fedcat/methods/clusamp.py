@@ -30,7 +30,7 @@ class CluSamp(FedAvg):
 
     def __init__(self, context: Context, *, similarity: str = "cosine") -> None:
         super().__init__(context, weighting="equal")
-        context.refuse_selector("clustered sampling is a selection")
+        context.refuse_selector("clusamp is a selection itself")
         self.selector: ClusteredSelector = ClusteredSelector(
             context.seed, context.samples, context.per_round, similarity
         )

@@ -27,7 +27,7 @@ class Cyclic(RoundMethod):
 
     def __init__(self, context: Context, *, reshuffle: bool = False) -> None:
         super().__init__(context)
-        context.refuse_selector("the model goes round all devices in their order")
+        context.refuse_selector("in cyclic the model goes round all devices in their order")
         self.reshuffle = reshuffle
         self.stages = context.per_round
 

@@ -30,7 +30,7 @@ class FedCluster(FedAvg):
 
     def __init__(self, context: Context, *, clusters: int = 0, weighting: str = "samples") -> None:
         super().__init__(context, weighting=weighting)
-        context.refuse_selector("the clusters decide who trains when")
+        context.refuse_selector("in fedcluster the clusters decide who trains when")
         k = context.per_round
         if not 0 <= clusters <= k:
             raise SettingError(f"clusters must be at least 0 and at most the {k} devices of a round, got {clusters}")
