@@ -160,6 +160,13 @@ def test_a_comparison_says_which_methods_do_not_take_a_setting():
     assert len(ready.notes) == 2
 
 
+def test_what_a_file_says_of_no_step_is_nothing():
+    """A run's settings.toml holds an empty name, which concerns nobody."""
+    assert Comparison(["fedavg", "fedavgm", "cyclic"], 1, server="", **SHORT).notes == []
+    assert Comparison(["cyclic"], 1, server="", **SHORT).notes == []
+    assert Comparison(["fedavgm"], 1, server="momentum", **SHORT).notes == []
+
+
 def test_a_file_leaves_its_server_settings_behind_for_another_method_or_step(tmp_path):
     fedcat.run(method="fedavg", server="momentum", server_lr=0.5, out=tmp_path / "a", **SHORT)
     file = tmp_path / "a" / "settings.toml"

@@ -21,7 +21,8 @@ from fedcat.methods import METHODS
 from fedcat.options import options
 from fedcat.registry import name_of, part_label
 from fedcat.runs.folder import COMPARISON, check_free, write_text
-from fedcat.server import OPTIONS, idle_settings, own_step
+from fedcat.server import SETTINGS as SERVER_SETTINGS
+from fedcat.server import idle_settings, own_step
 from fedcat.workshop import Prepared, Workshop
 
 FIGURES = ("best", "last_five", "accuracy")
@@ -173,9 +174,9 @@ def _variants(
             theirs = _options_of_data(chosen.get("dataset", given.get("dataset", Settings.dataset)))
             chosen = {key: value for key, value in chosen.items() if key in names or key in own or key in theirs}
             idle = idle_settings(step, {**given, **chosen})
-            used |= {*given, *chosen} - idle
-            missed.setdefault(label, {}).update(dict.fromkeys(sorted(idle)))
-            used |= {"server"} if step and {**given, **chosen}.get("server") == step else set()
+            as_it_is = {"server"} if {**given, **chosen}.get("server") in (step, "", None) else set()
+            used |= {*given, *chosen} - idle | as_it_is
+            missed.setdefault(label, {}).update(dict.fromkeys(sorted(idle - as_it_is)))
             chosen = {key: value for key, value in chosen.items() if key not in idle}
             which = tuple((key, number) for key, number in zip(sweep, numbers, strict=True) if key in chosen)
             if which in seen:
@@ -191,7 +192,7 @@ def _variants(
             words = "".join(f" {key}={_word(value)}" for key, value in chosen.items())
             below = {key: value for key, value in given.items() if key not in idle}
             variants.append((label + words, {**below, **settings, "method": method, "options": tables}))
-    for key in ("server", *(f"server_{option}" for option in OPTIONS)):
+    for key in SERVER_SETTINGS:
         if key in {*given, *sweep} - used:
             labels = [method if isinstance(method, str) else part_label(method) for method in methods]
             raise SettingError(f"{key} has no effect on any of the methods {', '.join(labels)}")

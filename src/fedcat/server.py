@@ -119,6 +119,8 @@ class Adam(ServerStep):
 
 OPTIONS = ("lr", "momentum", "beta2", "tau")
 """Options of steps that are settings, called server_lr and so on."""
+SETTINGS = ("server", *(f"server_{option}" for option in OPTIONS))
+"""The settings of the server's step."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +145,10 @@ class ServerChoice:
         """Return the step for a method whose own step is called `own`, None where it takes none."""
         if own is None:
             named = ["server"] if self.name else [f"server_{option}" for option in self.options]
-            for name in named:
-                raise SettingError(f"{name} cannot be set: the method {method} takes no server's step")
+            if named:
+                raise SettingError(f"{named[0]} cannot be set: the method {method} takes no server's step")
             return Mean()
-        if self.name and not chooses(own, self.name):
+        if self.name and own not in ("mean", self.name):
             raise SettingError(f"server must be {own!r} or left out for the method {method}, got {self.name!r}")
         name = self.name or own
         maker = SERVER_STEPS.get(name) if self.part is None else self.part
@@ -178,17 +180,12 @@ def own_step(factory: Any) -> str | None:
 
 def idle_settings(own: str | None, settings: Mapping[str, Any]) -> set[str]:
     """Return those of the settings of the server's step that have no effect on a method whose own step is `own`."""
-    names = {"server", *(f"server_{option}" for option in OPTIONS)} & settings.keys()
+    names = {name for name in SETTINGS if settings.get(name) not in (None, "")}
     server = settings.get("server") or own
     if own == "" or not names:
         return set()
-    if own is None or (isinstance(server, str) and not chooses(own, server)):
+    if own is None or (own != "mean" and server != own):
         return names
     step: Any = SERVER_STEPS.get(server) if isinstance(server, str) else server
     taken = {f"server_{option}" for option in options(step)}
     return {name for name in names if name not in taken and (name != "server" or own != "mean")}
-
-
-def chooses(own: str | None, name: str) -> bool:
-    """Tell whether a method whose own step is `own` leaves the choice of the step called `name`."""
-    return own is not None and name in (own if own != "mean" else name, "")
