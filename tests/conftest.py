@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # kernels then run in Triton's interpreter; it wants to be told before it is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from fedcat.models.traits import traits
 
 _KEY = "fedcat_figures"
 _UNPACK = Path(__file__).parents[2] / "shared" / "data" / "unpack"
@@ -38,6 +45,15 @@ def real_data(request, tmp_path_factory):
         return target
 
     return folder
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Let the stacked engine train as on a GPU, only that nothing is captured where there is none."""
+    monkeypatch.setattr(
+        "fedcat.engines.replayed.Replayed.takes",
+        lambda self, task: not traits(task.layout, task.pool).mixes_samples,
+    )
 
 
 @pytest.fixture

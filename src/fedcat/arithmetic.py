@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from fedcat.errors import SettingError
 
+PRECISIONS = ("fp32", "tf32", "bf16")
+"""How products of float32 numbers are formed: in full, from 10 bits of each factor, or from 7."""
+
 
 @contextmanager
-def arithmetic() -> Iterator[None]:
-    """Within this float32 is float32 (no TF32), and no kernel is tuned by timing or may vary from run to run."""
+def arithmetic(precision: str = "fp32") -> Iterator[None]:
+    """Within this products on a GPU have a precision, and no kernel is tuned by timing or may vary between runs."""
     if not torch.cuda.is_available():
         yield
         return
-    cudnn = torch.backends.cudnn
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     wanted: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
+    less = precision != "fp32"
     if hasattr(cudnn, "conv"):  # PyTorch 2.9 and later; mixing it with the older switches is an error there
-        wanted += [(part, "fp32_precision", "ieee") for part in (cudnn.conv, torch.backends.cuda.matmul)]
+        wanted += [(part, "fp32_precision", "tf32" if less else "ieee") for part in (cudnn.conv, matmul)]
     else:
-        wanted += [(part, "allow_tf32", False) for part in (cudnn, torch.backends.cuda.matmul)]
+        wanted += [(part, "allow_tf32", less) for part in (cudnn, matmul)]
     before = [getattr(part, name) for part, name, _ in wanted]
     for part, name, value in wanted:
         setattr(part, name, value)
@@ -31,6 +35,11 @@ def arithmetic() -> Iterator[None]:
     finally:
         for (part, name, _), value in zip(wanted, before, strict=True):
             setattr(part, name, value)
+
+
+def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a net computes in bfloat16 where that is the precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 def find_device(name: str) -> torch.device:

@@ -117,6 +117,8 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
         else:
             pairs = zip(prepared, written, strict=True)
             results = [_result(ready, folder, status, why) for ready, folder in pairs]
+        for engine in {simulation.engine for simulation in simulations}:
+            engine.release()
     return results
 
 
@@ -187,7 +189,13 @@ def _summary(ready: Prepared, status: str, final: float | None) -> dict[str, Any
         "bytes": {"up": simulation.ledger.up, "down": simulation.ledger.down},
         "relative_traffic": _relative_traffic(simulation),
         "seconds": round(simulation.seconds, 3),
-        "engine": {"name": simulation.engine.name, "why": ready.engine_why, "exact": ready.settings.exact},
+        "engine": {
+            "name": simulation.engine.name,
+            "why": ready.engine_why,
+            "exact": ready.settings.exact,
+            "precision": ready.settings.precision,
+            "kernels": simulation.engine.kernels(simulation.task),
+        },
         "device": str(layout.device),
         "device_name": torch.cuda.get_device_name(layout.device)
         if layout.device.type == "cuda"

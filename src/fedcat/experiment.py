@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from fedcat.arithmetic import PRECISIONS
 from fedcat.engines import NAMES as ENGINES
 from fedcat.errors import SettingError, unknown
 from fedcat.options import WORDS, plain_values
@@ -77,6 +78,8 @@ class Settings:
     engine: str = _is("auto", "how devices train: auto, sequential or stacked")
     device: str = _is("auto", "where: auto, cpu, cuda or cuda:0 and so on")
     dtype: str = _is("float32", "the type of all numbers: float32 or float64")
+    precision: str = _is("fp32", "how products are formed in training: fp32, on a GPU also tf32, or bf16")
+    memory: float | None = _is(None, "the most memory of the GPU to take, in GB; by default what is free")
     exact: bool | None = _is(None, "the same bits whatever runs beside it; by default on a CPU, where it costs little")
     threads: int | None = _is(None, "threads that PyTorch uses on the CPU; by default its own choice")
     dataset_options: dict[str, Any] = _is({}, "options of the dataset")
@@ -100,7 +103,7 @@ class Settings:
         for name in ("alpha", "lr"):
             value = getattr(self, name)
             _need(self, name, value > 0 and math.isfinite(value), "> 0 and finite" if value > 0 else "> 0")
-        for name in ("clip", "bound"):
+        for name in ("clip", "bound", "memory"):
             value = getattr(self, name)
             _need(self, name, value is None or value > 0, "> 0")
         _need(self, "fraction", 0 < self.fraction <= 1, "> 0 and at most 1")
@@ -114,9 +117,16 @@ class Settings:
         _need(self, "seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63")
         seed = self.data_seed
         _need(self, "data_seed", seed is None or 0 <= seed < 2**63, "at least 0 and below 2**63")
-        for name, known in (("engine", ENGINES), ("dtype", DTYPES), ("lr_schedule", SCHEDULES)):
+        for name, known in (
+            ("engine", ENGINES),
+            ("dtype", DTYPES),
+            ("precision", PRECISIONS),
+            ("lr_schedule", SCHEDULES),
+        ):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
+        full = self.precision == "fp32" or self.dtype == "float32"
+        _need(self, "precision", full, "fp32 where dtype is float64")
         for method, table in self.options.items():
             if not isinstance(table, dict):
                 raise SettingError(f"options of method {method!r} must be a table, got {table!r}")

@@ -187,24 +187,34 @@ class Door:
 
     def _bad_numbers(self, known: list[tuple[Hop, Reply]]) -> dict[int, str]:
         """Return why replies are refused for their numbers, by hop id; all of them are read in one go."""
-        checks: dict[int, Tensor] = {}
-        for hop, reply in known:
-            if reply.end is not None:
-                beside = (*reply.uploads.values(), *reply.memory.values())
-                finite = [torch.isfinite(t).all().to(reply.end.device) for t in (reply.end, *beside)]
-                size = finite[0].new_zeros((), dtype=torch.float64)
-                if self.bound is not None:
-                    size = torch.linalg.vector_norm(reply.end - hop.start).to(torch.float64)
-                checks[hop.id] = torch.stack([torch.stack(finite).all().to(torch.float64), size])
-        if not checks:
+        checked = [(hop, reply, reply.end) for hop, reply in known if reply.end is not None]
+        if not checked:
             return {}
+        ends = torch.stack([end for _, _, end in checked])
+        finite = torch.isfinite(ends).all(1)
+        beside = [(n, t) for n, (_, reply, _) in enumerate(checked) for t in _beside(reply)]
+        if beside:
+            sound = torch.stack([torch.isfinite(t).all().to(ends.device) for _, t in beside])
+            unsound = torch.zeros_like(finite, dtype=torch.int64)
+            unsound.index_add_(0, torch.tensor([n for n, _ in beside], device=ends.device), (~sound).long())
+            finite &= unsound == 0
+        sizes = torch.zeros(len(ends), dtype=torch.float64, device=ends.device)
+        if self.bound is not None:
+            moved = ends - torch.stack([hop.start for hop, _, _ in checked])
+            sizes = torch.linalg.vector_norm(moved, dim=1).to(torch.float64)
         bad = {}
-        for number, (all_finite, norm) in zip(checks, torch.stack(list(checks.values())).tolist(), strict=True):
+        answers = torch.stack([finite.to(torch.float64), sizes], 1).tolist()
+        for (hop, _, _), (all_finite, norm) in zip(checked, answers, strict=True):
             if not all_finite:
-                bad[number] = "numbers that are not finite"
+                bad[hop.id] = "numbers that are not finite"
             elif self.bound is not None and norm > self.bound:
-                bad[number] = f"a change of norm {norm:.3g}, above the bound {self.bound:g}"
+                bad[hop.id] = f"a change of norm {norm:.3g}, above the bound {self.bound:g}"
         return bad
+
+
+def _beside(reply: Reply) -> list[Tensor]:
+    """Return the tensors that come with a row."""
+    return [*reply.uploads.values(), *reply.memory.values()]
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedcat.engines.engine import Engine, Job
 from fedcat.errors import SettingError
@@ -20,6 +21,8 @@ from fedcat.methods.method import Method, do_together
 from fedcat.runs.ledger import Ledger
 
 T = TypeVar("T")
+Score = tuple[float, float]
+"""Accuracy and mean loss."""
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Record:
         Bytes since the start.
     seconds : float
         Time since the start; beside other simulations, this one's share: of training by steps taken, of what servers
-        compute together alike.
+        compute together and of evaluation alike.
     devices : list of int
         Which device trained which copy, by copy (slot).
     train_loss : float or None
@@ -147,24 +150,36 @@ class Simulation:
         name = type(self.method).__name__
         return f"method {name} must keep a global row of {layout.dtype} of shape ({layout.size},), got {got}"
 
-    def record(self) -> list[Record]:
-        """Record the rounds that have become complete, and evaluate where it is due."""
+    def due(self) -> dict[str, Tensor]:
+        """Return the rows that are to be evaluated before the next round is recorded; none where it is not time."""
+        number = len(self.history) + 1
+        if number > min(self.method.round, self.rounds):
+            return {}
+        if number == self.rounds:
+            self.method.close()
+        elif number % self.evaluate_every:
+            return {}
+        return dict(self.method.models(*self.evaluate))
+
+    def record(self, scores: Mapping[str, Score] | None = None) -> list[Record]:
+        """Record the rounds that have become complete, and evaluate where it is due.
+
+        Parameters
+        ----------
+        scores : mapping, optional
+            Accuracy and loss of the rows that were `due` now, where somebody has evaluated them already.
+        """
         fresh = []
         while len(self.history) < min(self.method.round, self.rounds):
-            number = len(self.history) + 1
-            last = number == self.rounds
-            if last:
-                self.method.close()
-            fresh.append(self._record(number, evaluate=last or number % self.evaluate_every == 0))
+            found = dict(self._scores(self.due()) if scores is None else scores)
+            scores = None
+            fresh.append(self._record(len(self.history) + 1, found))
             self.history.append(fresh[-1])
         return fresh
 
-    def _record(self, number: int, evaluate: bool) -> Record:
+    def _record(self, number: int, scores: dict[str, Score]) -> Record:
         ended = sorted(self._ended.pop(number - 1, []), key=lambda pair: pair[0].copy)
         losses = [reply.loss for _, reply in ended if reply.arrived]
-        begin = time.perf_counter()
-        scores = self._scores() if evaluate else {}
-        self.seconds += time.perf_counter() - begin
         accuracy, loss = scores.pop("global", (None, None))
         return Record(
             round=number,
@@ -179,14 +194,12 @@ class Simulation:
             others={name: list(score) for name, score in scores.items()},
         )
 
-    def _scores(self) -> dict[str, tuple[float, float]]:
-        rows = self.method.models(*self.evaluate)
-        found = self.engine.evaluate(self.task.layout, list(rows.values()), self.test)
-        return dict(zip(rows, found, strict=True))
+    def _scores(self, rows: Mapping[str, Tensor]) -> dict[str, Score]:
+        return evaluate_together([(self, rows)])[0]
 
     def score(self) -> float:
         """Return the global model's accuracy on the test data."""
-        return self._scores()["global"][0]
+        return self._scores(self.method.models())["global"][0]
 
     def step(self) -> list[Record]:
         """Go through one plan, training and absorption; return the rounds that it completed."""
@@ -237,7 +250,29 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
         do_together(works.values())
         for simulation in busy:
             simulation.seconds += (time.perf_counter() - begin) / len(busy)
-    return [simulation.record() for simulation in simulations]
+    due = [(simulation, simulation.due()) for simulation in simulations]
+    scores = evaluate_together(due)
+    return [simulation.record(found) for (simulation, _), found in zip(due, scores, strict=True)]
+
+
+def evaluate_together(due: Sequence[tuple[Simulation, Mapping[str, Tensor]]]) -> list[dict[str, Score]]:
+    """Return accuracy and loss of rows of several simulations; what can be evaluated in one pass is."""
+    scores: list[dict[str, Score]] = [{} for _ in due]
+    groups: dict[object, list[int]] = {}
+    for position, (simulation, rows) in enumerate(due):
+        if rows:
+            key = (simulation.engine, simulation.task.layout, simulation.test)
+            groups.setdefault(key, []).append(position)
+    for positions in groups.values():
+        first = due[positions[0]][0]
+        places = [(position, name) for position in positions for name in due[position][1]]
+        begin = time.perf_counter()
+        found = first.engine.evaluate(first.task.layout, [due[p][1][name] for p, name in places], first.test)
+        share = (time.perf_counter() - begin) / len(places)
+        for (position, name), score in zip(places, found, strict=True):
+            scores[position][name] = score
+            due[position][0].seconds += share
+    return scores
 
 
 def _timed(simulation: Simulation, call: Callable[[], T]) -> T:

@@ -83,6 +83,7 @@ class Workshop:
         device = find_device(settings.device)
         exact = device.type == "cpu" if settings.exact is None else settings.exact
         settings = replace(settings, exact=exact)
+        _check_machine(settings, device)
         net = parts.get("net") or NETS.get(_net_name(settings))
         builder = net_builder(net, federation.train.shape, federation.classes)
         layout, start = self._layout(net, builder, federation, settings, device)
@@ -92,7 +93,7 @@ class Workshop:
         simulation = Simulation(
             method,
             _task(settings, federation, layout, pool, method),
-            self._engine(name, exact),
+            self._engine(name, settings),
             federation.test.to(device),
             settings.rounds,
             settings.evaluate_every,
@@ -181,10 +182,12 @@ class Workshop:
         self._layouts[key].append(fresh)
         return fresh, fresh.pack(net)
 
-    def _engine(self, name: str, exact: bool) -> Engine:
-        if (name, exact) not in self._engines:
-            self._engines[name, exact] = engines.make(name, exact)
-        return self._engines[name, exact]
+    def _engine(self, name: str, settings: Settings) -> Engine:
+        memory = None if settings.memory is None else settings.memory * 1e9
+        key = (name, settings.exact, settings.precision, memory)
+        if key not in self._engines:
+            self._engines[key] = engines.make(name, bool(settings.exact), settings.precision, memory)
+        return self._engines[key]
 
 
 _NAMED: dict[str, Registry[Any]] = {
@@ -223,6 +226,14 @@ def _check_early(plain: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
             registry.get(value)
     factory = parts.get("method") or METHODS.get(general.method)
     arguments("method", general.method, factory, method_options(general, factory))
+
+
+def _check_machine(settings: Settings, device: torch.device) -> None:
+    """Raise for settings that only a GPU takes."""
+    if device.type != "cuda" and settings.precision == "tf32":
+        raise SettingError("precision must be fp32 or bf16 on a CPU: TF32 is a GPU's, got 'tf32'")
+    if device.type != "cuda" and settings.memory is not None:
+        raise SettingError(f"memory caps what is taken of a GPU, and device is {device}: leave it out")
 
 
 def _absolute(folder: str) -> str:

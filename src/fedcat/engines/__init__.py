@@ -43,9 +43,10 @@ def pick(name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = F
     return ("stacked" if work < STACK_BELOW else "sequential"), why
 
 
-def make(name: str, exact: bool = False) -> Engine:
+def make(name: str, exact: bool = False, precision: str = "fp32", memory: float | None = None) -> Engine:
     """Return a new engine."""
-    return SequentialEngine(exact) if name == "sequential" else StackedEngine(exact)
+    kind = SequentialEngine if name == "sequential" else StackedEngine
+    return kind(exact, precision, memory)
 
 
 __all__ = ["NAMES", "Engine", "SequentialEngine", "StackedEngine", "make", "pick"]

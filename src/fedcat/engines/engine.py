@@ -21,16 +21,33 @@ EVALUATION_BATCH = 1000
 
 
 class Engine(ABC):
-    """Trains hops, of several simulations at once, and evaluates rows."""
+    """Trains hops, of several simulations at once, and evaluates rows.
+
+    Parameters
+    ----------
+    exact : bool
+        Give the same bits whatever else is trained beside.
+    precision : str
+        How products are formed in training: ``fp32``, ``tf32`` or ``bf16``. Evaluation is always in full.
+    memory : float, optional
+        The most memory of a GPU that training may take, in bytes; by default what is free.
+    """
 
     name: str
 
-    def __init__(self, exact: bool = False) -> None:
-        self.exact = exact
+    def __init__(self, exact: bool = False, precision: str = "fp32", memory: float | None = None) -> None:
+        self.exact, self.precision, self.memory = exact, precision, memory
 
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train every hop and return the replies in the order of the jobs."""
+
+    def kernels(self, task: Task) -> str:
+        """Return what computes a task's steps, in words."""
+        return "PyTorch"
+
+    def release(self) -> None:  # noqa: B027  (most engines keep nothing)
+        """Give back memory that was kept for the next call."""
 
     def evaluate(
         self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None

@@ -38,8 +38,13 @@ def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
     epoch = batch_lengths(len(mine), task.batch_size, task.join_lone)
     rng = chance(task.seed, Purpose.BATCHES, hop.round, hop.device, hop.visit)
     lengths = np.tile(np.array(epoch, np.int64), hop.epochs)
+    width = max(epoch)
+    if epoch[0] == width:
+        index = np.full((hop.epochs, len(epoch) * width), -1, np.int64)
+        for row in index:
+            row[: len(mine)] = mine[rng.permutation(len(mine))]
+        return index.reshape(-1, width), lengths
     order = np.concatenate([mine[rng.permutation(len(mine))] for _ in range(hop.epochs)])
-    width = int(lengths.max())
     index = np.full((len(lengths), width), -1, np.int64)
     index[np.arange(width) < lengths[:, None]] = order
     return index, lengths

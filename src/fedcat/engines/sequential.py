@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedcat.arithmetic import arithmetic
+from fedcat.arithmetic import arithmetic, lowered
 from fedcat.chance import Purpose, chance, torch_seed
 from fedcat.engines.engine import Engine, Job
 from fedcat.engines.schedule import batches
@@ -16,23 +16,17 @@ from fedcat.local import Batch, Beside, LocalRule, Task, stack
 
 
 class SequentialEngine(Engine):
-    """Trains each hop by itself with autograd and ``torch.optim.SGD``.
-
-    Parameters
-    ----------
-    exact : bool
-        Keep to kernels that give the same bits every time.
-    """
+    """Trains each hop by itself with autograd and ``torch.optim.SGD``."""
 
     name = "sequential"
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops in their order."""
-        with arithmetic():
-            return [train_one(task, hop) for task, hop in jobs]
+        with arithmetic(self.precision):
+            return [train_one(task, hop, self.precision) for task, hop in jobs]
 
 
-def train_one(task: Task, hop: Hop) -> Reply:
+def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
     """Train one hop."""
     layout, rule = task.layout, task.rule
     index, lengths = batches(task, hop)
@@ -42,7 +36,7 @@ def train_one(task: Task, hop: Hop) -> Reply:
         rng = chance(task.seed, Purpose.RULE, hop.round, hop.device, hop.visit)
         drawn = rule.draw(rng, task, hop, len(index))
         drawn = {n: t.to(hop.start.device) for n, t in drawn.items()}
-    local = _Local(task, hop)
+    local = _Local(task, hop, precision)
     layout.net.train()
     total = torch.zeros((), dtype=layout.dtype, device=hop.start.device)
     gpus = [hop.start.device] if hop.start.device.type == "cuda" else []
@@ -58,9 +52,9 @@ def train_one(task: Task, hop: Hop) -> Reply:
 class _Local:
     """One device while it trains: leaves that are views of one row, and an optimiser over them."""
 
-    def __init__(self, task: Task, hop: Hop) -> None:
+    def __init__(self, task: Task, hop: Hop, precision: str) -> None:
         layout = task.layout
-        self.task, self.hop = task, hop
+        self.task, self.hop, self.precision = task, hop, precision
         self.p = hop.start[: layout.parameter_size].clone()
         self.leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(self.p).items()}
         self.buffers = layout.buffer_views(hop.start[layout.parameter_size :])
@@ -76,7 +70,8 @@ class _Local:
         """Take one step and return the loss before it."""
         rule = self.task.rule
         net = self.task.layout.bind(self.leaves, self.buffers)
-        loss = rule.loss(net, batch, Beside(self.start[0], self.hop.sent, self.hop.memory, drawn))
+        with lowered(self.precision, self.p.device):
+            loss = rule.loss(net, batch, Beside(self.start[0], self.hop.sent, self.hop.memory, drawn))
         grads = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
         self.buffers = {n: b.detach() for n, b in net.buffers.items()}
         if self.changes_gradient:

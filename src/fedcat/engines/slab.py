@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fedcat.engines.engine import Job
 from fedcat.engines.width import Width
+from fedcat.hop import Reply
 from fedcat.local import LocalRule, stack
 
 
@@ -40,8 +42,35 @@ class Slab:
         mine = rows[(rows >= self.first) & (rows < self.stop)] - self.first
         self.count = len(mine)
         if self.changes_gradient or self.changes_step:
-            self._start, self._lr = take(self.start, mine), take(self.lr, mine)
-            self._sent, self._memory = taken(self.sent, mine), taken(self.memory, mine)
+            every = self.count == self.stop - self.first
+            part = slice(None) if every and (mine == np.arange(self.count)).all() else mine
+            self._start, self._lr = take(self.start, part), take(self.lr, part)
+            self._sent, self._memory = taken(self.sent, part), taken(self.memory, part)
+
+    def copy(self) -> Slab:
+        """Return a slab like this one in memory of its own, for `load`."""
+        own = copy(self)
+        for name in ("start", "lr"):
+            setattr(own, name, _owned(getattr(self, name)))
+        own.sent, own.memory = ({n: _owned(t) for n, t in part.items()} for part in (self.sent, self.memory))
+        own.keep(np.arange(self.first, self.stop))
+        return own
+
+    def load(self, other: Slab) -> None:
+        """Copy another slab of the same form into this one's memory."""
+        for mine, new in zip(self._tensors(), other._tensors(), strict=True):
+            count = 1 if shared(mine) else len(new)
+            mine[:count].copy_(new[:count])
+
+    def form(self) -> tuple[object, ...]:
+        """Return what two slabs must have in common for one to be loaded into the other."""
+        names = (*self.sent, "|", *self.memory)
+        return self.rule, self.stop - self.first, names, tuple((t.shape, t.dtype, shared(t)) for t in self._tensors())
+
+    def _tensors(self) -> list[Tensor]:
+        if not (self.changes_gradient or self.changes_step or self.rule.own_loss):
+            return []
+        return [self.start, self.lr, *self.sent.values(), *self.memory.values()]
 
     def gradient(self, g: Tensor, p: Tensor) -> Tensor:
         """Return the rule's gradient for the rows that it works on."""
@@ -68,7 +97,8 @@ class Slab:
             return {}, {}
         found = []
         exact = self.width.least > 1
-        for i in [np.array([row]) for row in range(len(end))] if exact else [np.arange(len(end))]:
+        rows: list[Some] = [slice(row, row + 1) for row in range(len(end))] if exact else [slice(None)]
+        for i in rows:
             steps, lr, momentum = (take(column, i) for column in (self.steps, self.lr, self.momentum))
             sent, memory = taken(self.sent, i), taken(self.memory, i)
             found.append(self.rule.finish(take(self.start, i), end[i], steps, lr, momentum, sent, memory))
@@ -78,10 +108,37 @@ class Slab:
         return uploads, kept
 
 
-def groups(count: int, width: Width) -> list[NDArray[np.int64]] | None:
+def replies_of(
+    jobs: list[Job], slabs: list[Slab], ends: Tensor, counts: NDArray[np.int64], losses: list[float]
+) -> list[Reply]:
+    """Return the replies of a launch whose jobs are sorted as its slabs are; `ends` are whole rows."""
+    replies = []
+    for slab in slabs:
+        uploads, memory = slab.finish(ends[slab.first : slab.stop, : slab.start.shape[1]])
+        for row in range(slab.first, slab.stop):
+            task, hop = jobs[row]
+            own = row - slab.first
+            replies.append(
+                Reply(
+                    hop=hop.id,
+                    end=ends[row],
+                    samples=task.samples(hop.device),
+                    steps=int(counts[row]),
+                    loss=losses[row],
+                    uploads={**{n: t[own] for n, t in uploads.items()}, **slab.rule.report(task, hop)},
+                    memory={n: t[own] for n, t in memory.items()},
+                )
+            )
+    return replies
+
+
+Some = NDArray[np.int64] | slice
+
+
+def groups(count: int, width: Width) -> list[Some] | None:
     """Return which rows row algebra is to see together, or None for all of them as they lie."""
     if width.most is not None:
-        return [np.array([row]) for row in range(count)]
+        return [slice(row, row + 1) for row in range(count)]
     if count < width.least:
         return [np.minimum(np.arange(width.least), count - 1)]
     return None
@@ -94,12 +151,22 @@ def norms(rows: Tensor, width: Width) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in seen])[: len(rows)]
 
 
-def taken(stacked: Mapping[str, Tensor], rows: NDArray[np.int64]) -> dict[str, Tensor]:
+def taken(stacked: Mapping[str, Tensor], rows: Some) -> dict[str, Tensor]:
     """Return some rows of stacked tensors."""
     return {name: take(tensor, rows) for name, tensor in stacked.items()}
 
 
-def take(stacked: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def take(stacked: Tensor, rows: Some) -> Tensor:
     """Return some rows of a stacked tensor; one that all rows share stays shared."""
-    shared = stacked.stride(0) == 0 and len(stacked) > 1
-    return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared else stacked[torch.from_numpy(rows)]
+    if isinstance(rows, slice):
+        return stacked[rows]
+    return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared(stacked) else stacked[torch.from_numpy(rows)]
+
+
+def shared(stacked: Tensor) -> bool:
+    """Tell whether all rows of a stacked tensor are one."""
+    return stacked.stride(0) == 0 and len(stacked) > 1
+
+
+def _owned(stacked: Tensor) -> Tensor:
+    return stacked[:1].clone().expand_as(stacked) if shared(stacked) else stacked.clone()

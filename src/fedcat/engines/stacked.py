@@ -11,14 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.arithmetic import arithmetic
+from fedcat.arithmetic import arithmetic, lowered
 from fedcat.chance import Purpose, chance
 from fedcat.engines.engine import Engine, Job
+from fedcat.engines.evaluation import evaluate_together
+from fedcat.engines.replayed import Replayed
 from fedcat.engines.schedule import batch_lengths, batches
-from fedcat.engines.slab import Slab, norms, take, taken
+from fedcat.engines.slab import Slab, norms, replies_of, take, taken
 from fedcat.engines.width import Width, width_of
+from fedcat.federation.pool import Pool
 from fedcat.hop import Hop, Reply, Tensors
 from fedcat.local import Batch, Beside, Task, stack
+from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
 
 
@@ -26,16 +30,18 @@ class StackedEngine(Engine):
     """Trains hops that share a net as one matrix of rows.
 
     Rows may have different numbers of steps and batches of different lengths, step sizes, momenta and rules; a row
-    that has taken its last step is dropped from the launch.
+    that has taken its last step is dropped from the launch. On a GPU steps are captured once and replayed, and nets
+    that are chains of known layers are trained by kernels of their own.
 
-    Parameters
-    ----------
-    exact : bool
-        Give the same bits whatever else is trained beside: batches are always filled up to one length, and
-        stacks have a width at which that changes nothing (see `width_of`).
+    In exact mode batches are always filled up to one length, and stacks have a width at which that changes nothing
+    (see `width_of`).
     """
 
     name = "stacked"
+
+    def __init__(self, exact: bool = False, precision: str = "fp32", memory: float | None = None) -> None:
+        super().__init__(exact, precision, memory)
+        self._gpu = Replayed(exact, precision, memory)
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops, those that can share a launch together."""
@@ -50,23 +56,44 @@ class StackedEngine(Engine):
             )
             launches.setdefault(key, []).append(position)
         replies: dict[int, Reply] = {}
-        with arithmetic():
+        with arithmetic(self.precision):
             for positions in launches.values():
-                task = jobs[positions[0]][0]
-                width = width_of(task.layout, task.pool, task.padding, self.exact)
                 positions.sort(key=lambda p: -_steps(*jobs[p]))
-                for begin in range(0, len(positions), width.most or len(positions)):
-                    some = positions[begin : begin + (width.most or len(positions))]
-                    launch = _Launch([jobs[p] for p in some], self.exact, width)
-                    replies.update(zip(some, launch.run(), strict=True))
+                some = [jobs[p] for p in positions]
+                found = self._gpu.train(some) if self._gpu.takes(some[0][0]) else self._launch(some)
+                replies.update(zip(positions, found, strict=True))
         return [replies[p] for p in range(len(jobs))]
+
+    def _launch(self, jobs: list[Job]) -> list[Reply]:
+        """Train hops step by step, the longest first, in stacks that are not too wide."""
+        task = jobs[0][0]
+        width = width_of(task.layout, task.pool, task.padding, self.exact)
+        most = width.most or len(jobs)
+        parts = [jobs[begin : begin + most] for begin in range(0, len(jobs), most)]
+        return [reply for part in parts for reply in _Launch(part, self.exact, width, self.precision).run()]
+
+    def kernels(self, task: Task) -> str:
+        """Return what computes a task's steps, in words."""
+        return self._gpu.kernels(task) if self._gpu.takes(task) else "torch.vmap"
+
+    def release(self) -> None:
+        """Give back memory that was kept for the next call."""
+        self._gpu.release()
+
+    def evaluate(
+        self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
+    ) -> list[tuple[float, float]]:
+        """Return accuracy and mean loss of each row; on a GPU of all rows in one pass, unless the mode is exact."""
+        if self.exact or len(rows) < 2 or layout.device.type != "cuda" or traits(layout, pool).unstackable:
+            return super().evaluate(layout, rows, pool, index)
+        return evaluate_together(layout, rows, pool, index)
 
 
 class _Launch:
     """One matrix of rows from its first step to its last."""
 
-    def __init__(self, jobs: list[Job], exact: bool, width: Width) -> None:
-        self.exact, self.width = exact, width
+    def __init__(self, jobs: list[Job], exact: bool, width: Width, precision: str) -> None:
+        self.exact, self.width, self.precision = exact, width, precision
         plans = [batches(task, hop) for task, hop in jobs]
         rules = list(dict.fromkeys(task.rule for task, _ in jobs))
         order = sorted(range(len(jobs)), key=lambda i: (rules.index(jobs[i][0].rule), -len(plans[i][0])))
@@ -199,9 +226,10 @@ class _Launch:
             "memory": taken(self.beside["memory"], rows),
             "drawn": {n: t[rows, step] for n, t in self.drawn.items()},
         }
-        losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
-            leaves, self.layout.buffer_views(buffers), x, y, mask, beside
-        )
+        with lowered(self.precision, self.device):
+            losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
+                leaves, self.layout.buffer_views(buffers), x, y, mask, beside
+            )
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         self.loss[rows] += losses.detach()
         if after:
@@ -247,23 +275,9 @@ class _Launch:
         return torch.cat(parts)
 
     def _replies(self) -> list[Reply]:
-        size = self.layout.parameter_size
         losses = (self.loss.cpu().numpy() / self.counts).tolist()
-        replies: dict[int, Reply] = {}
-        for slab in self.slabs:
-            uploads, memory = slab.finish(self.ends[slab.first : slab.stop, :size])
-            for row in range(slab.first, slab.stop):
-                task, hop = self.jobs[row]
-                replies[self.order[row]] = Reply(
-                    hop=hop.id,
-                    end=self.ends[row],
-                    samples=task.samples(hop.device),
-                    steps=int(self.counts[row]),
-                    loss=losses[row],
-                    uploads={**{n: t[row - slab.first] for n, t in uploads.items()}, **slab.rule.report(task, hop)},
-                    memory={n: t[row - slab.first] for n, t in memory.items()},
-                )
-        return [replies[i] for i in range(len(self.jobs))]
+        found = replies_of(self.jobs, self.slabs, self.ends, self.counts, losses)
+        return [found[self.order.index(i)] for i in range(len(self.jobs))]
 
 
 def _longer(values: Tensor, steps: int) -> Tensor:

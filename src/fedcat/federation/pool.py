@@ -6,7 +6,7 @@ import hashlib
 import math
 import numbers
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -44,10 +44,18 @@ class Normalise:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the batch `x` [batch, channels, ...] normalised, as `dtype`."""
-        shape = (1, -1, *(1 for _ in range(x.dim() - 2)))
-        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
-        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
+        mean, std = _constants(self.mean, self.std, x.dim(), dtype, x.device)
         return (x.to(dtype) / self.scale - mean) / std
+
+
+@lru_cache(maxsize=64)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the constants on a device; they are kept, since a step that is replayed must not copy them."""
+    shape = (1, -1, *(1 for _ in range(dim - 2)))
+    mean_there, std_there = (torch.tensor(v, dtype=dtype, device=device).view(shape) for v in (mean, std))
+    return mean_there, std_there
 
 
 def _is_number(value: object) -> bool:

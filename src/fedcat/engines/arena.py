@@ -1,0 +1,237 @@
+"""Launches on a GPU: steps are captured once as CUDA graphs and replayed without the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcat.chance import Purpose, chance
+from fedcat.engines.engine import Job
+from fedcat.engines.fused.chain import Chain
+from fedcat.engines.rows import Rows
+from fedcat.engines.slab import Slab, norms
+from fedcat.engines.vmapped import Vmapped
+from fedcat.engines.width import Width
+from fedcat.local import stack
+
+TOGETHER = 4
+"""Steps in one graph: those that a row does not have any more do nothing."""
+
+Plan = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class Launch:
+    """The rows of a launch, sorted by rule, with their batches."""
+
+    def __init__(self, jobs: list[Job], plans: list[Plan], width: Width, batch: int) -> None:
+        rules = list(dict.fromkeys(task.rule for task, _ in jobs))
+        self.place = sorted(range(len(jobs)), key=lambda i: rules.index(jobs[i][0].rule))
+        self.jobs = [jobs[i] for i in self.place]
+        self.plans = [plans[i] for i in self.place]
+        self.counts = np.array([len(index) for index, _ in self.plans])
+        self.batch = batch
+        task = self.jobs[0][0]
+        self.layout, self.pool, self.rule = task.layout, task.pool, task.rule
+        size = self.layout.parameter_size
+        self.slabs = []
+        for rule in rules:
+            mine = [i for i, (task, _) in enumerate(self.jobs) if task.rule == rule]
+            own, steps = [self.jobs[i] for i in mine], self.counts[mine].tolist()
+            self.slabs.append(Slab(rule, mine[0], own, steps, size, width))
+        self.clips = any(task.clip is not None for task, _ in self.jobs)
+        self.drawn = self._draw() if self.rule.own_loss else {}
+
+    @property
+    def room(self) -> int:
+        """Steps for which there must be room: a power of two, so that launches of about one length share memory."""
+        return 1 << (int(self.counts.max()) - 1).bit_length()
+
+    def form(self) -> tuple[object, ...]:
+        """Return what launches must have in common to use the same memory and the same graphs."""
+        drawn = tuple((name, t.shape[2:], t.dtype) for name, t in self.drawn.items())
+        slabs = tuple(slab.form() for slab in self.slabs)
+        return self.layout, self.pool, self.batch, self.room, self.clips, drawn, slabs
+
+    def _draw(self) -> dict[str, Tensor]:
+        """Return the rule's randomness for every row, [R, S, ...]."""
+        rows = []
+        for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
+            rng = chance(task.seed, Purpose.RULE, hop.round, hop.device, hop.visit)
+            drawn = task.rule.draw(rng, task, hop, count)
+            rows.append({n: _longer(t, self.room) for n, t in drawn.items()})
+        return stack(rows)
+
+
+def _longer(values: Tensor, steps: int) -> Tensor:
+    return torch.cat([values, values.new_zeros(steps - len(values), *values.shape[1:])])
+
+
+class Arena:
+    """Memory for launches of one form, and their steps as graphs.
+
+    Parameters
+    ----------
+    launch : Launch
+        A launch of the form.
+    chain : Chain, optional
+        The net, where kernels of its own shall train it.
+    precision : str
+        ``fp32``, ``tf32`` or ``bf16``.
+    width : Width
+        Which rows row algebra may see together.
+    fill : int
+        The least number of rows.
+    """
+
+    def __init__(self, launch: Launch, chain: Chain | None, precision: str, width: Width, fill: int = 1) -> None:
+        task, hop = launch.jobs[0]
+        layout, self.width, self.clips = task.layout, width, launch.clips
+        self.count = max(len(launch.jobs), fill)
+        self.device = hop.start.device
+        sizes = (layout.parameter_size, layout.size - layout.parameter_size, launch.room, launch.batch)
+        self.rows = Rows.make(self.count, *sizes, like=hop.start)
+        self.slabs = [slab.copy() for slab in launch.slabs]
+        self.program: Any
+        if chain is not None:
+            from fedcat.engines.fused.program import Program
+
+            self.program = Program(chain, launch.pool, self.rows, precision)
+            self.drawn: dict[str, Tensor] = {}
+        else:
+            self.drawn = {n: self._filled(t.to(self.device)) for n, t in launch.drawn.items()}
+            self.program = Vmapped(
+                layout, launch.pool, launch.rule, self.rows, self._beside(launch), self.drawn, precision
+            )
+        self.levels = _levels(self.count) if fill == 1 else [self.count]
+        self.staging = torch.full(self.rows.pick.shape, -1, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        self.graphs: dict[int, Any] = {}
+        self._staged: Any = None
+
+    def rest(self) -> None:
+        """Take steps in which no row moves: kernels are compiled and workspaces taken."""
+        self._steps(self.count)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _beside(self, launch: Launch) -> dict[str, Any]:
+        if not launch.rule.own_loss:
+            return {"start": self.rows.p.new_empty(self.count, 0), "sent": {}, "memory": {}}
+        (slab,) = self.slabs
+        if self.count > slab.stop:
+            slab.start = self._filled(slab.start)
+            slab.sent = {n: self._filled(t) for n, t in slab.sent.items()}
+            slab.memory = {n: self._filled(t) for n, t in slab.memory.items()}
+        return {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
+
+    def _filled(self, values: Tensor) -> Tensor:
+        """Return values of all rows of a launch with copies of the last for those that fill the arena up."""
+        missing = self.count - len(values)
+        return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
+
+    def run(self, launch: Launch) -> tuple[Tensor, Tensor]:
+        """Train a launch; return the rows at the end and the sums of the losses, in the launch's order."""
+        self._load(launch)
+        counts = -np.sort(-launch.counts)
+        step, last = 0, int(counts[0])
+        while step < last:
+            at_work = int((counts > step).sum())
+            self._replay(next(level for level in reversed(self.levels) if level >= at_work))
+            step += TOGETHER
+        size = len(launch.jobs)
+        ends = torch.cat([self.rows.p[:size], self.rows.buffers[:size]], 1)
+        return ends, self.program.losses[:size].sum(1)
+
+    def _load(self, launch: Launch) -> None:
+        rows, size = self.rows, len(launch.jobs)
+        split = launch.layout.parameter_size
+        starts = torch.stack([hop.start for _, hop in launch.jobs])
+        rows.p[:size].copy_(starts[:, :split])
+        rows.buffers[:size].copy_(starts[:, split:])
+        rows.v.zero_()
+        for name, value in (
+            ("lr", [hop.lr for _, hop in launch.jobs]),
+            ("momentum", [task.momentum for task, _ in launch.jobs]),
+            ("decay", [task.weight_decay for task, _ in launch.jobs]),
+            ("clip", [float("inf") if task.clip is None else task.clip for task, _ in launch.jobs]),
+        ):
+            getattr(rows, name)[:size, 0].copy_(torch.tensor(value, dtype=rows.p.dtype), non_blocking=True)
+        counts = np.zeros(self.count, np.int32)
+        counts[:size] = launch.counts
+        rows.count.copy_(torch.from_numpy(counts))
+        rows.order.copy_(torch.from_numpy(np.argsort(-counts, kind="stable").astype(np.int32)))
+        if self._staged is not None:
+            self._staged.synchronize()
+        staged = self.staging.numpy()
+        for row, (index, _) in enumerate(launch.plans):
+            staged[row, : len(index), : index.shape[1]] = index
+            staged[row, : len(index), index.shape[1] :] = -1
+        rows.pick.copy_(self.staging, non_blocking=True)
+        if self.device.type == "cuda":
+            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._staged.record()
+        rows.step.zero_()
+        self.program.losses.zero_()
+        for mine, new in zip(self.slabs, launch.slabs, strict=True):
+            mine.load(new)
+        for name, drawn in launch.drawn.items():
+            self.drawn[name][:size].copy_(drawn, non_blocking=True)
+
+    def _replay(self, level: int) -> None:
+        """Take some steps of the first `level` rows in order."""
+        if self.device.type != "cuda":
+            self._steps(level)
+            return
+        if level not in self.graphs:
+            self._capture(level)
+        self.graphs[level].replay()
+
+    def _capture(self, level: int) -> None:
+        """Capture some steps; before that they run once with all rows at rest, to compile and to get workspaces."""
+        kept = self.rows.count.clone(), self.rows.step.clone()
+        self.rows.count.zero_()
+        aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self._steps(level)
+        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._steps(level)
+        self.graphs[level] = graph
+        self.rows.count.copy_(kept[0])
+        self.rows.step.copy_(kept[1])
+
+    def _steps(self, level: int) -> None:
+        for ahead in range(TOGETHER):
+            self.program.gradients(ahead, level)
+            self._descend(ahead, level)
+        self.rows.step.add_(TOGETHER)
+
+    def _descend(self, ahead: int, level: int) -> None:
+        """Take one step of SGD with every rule's corrections."""
+        rows = self.rows
+        for slab in self.slabs:
+            if slab.changes_gradient:
+                mine = slice(slab.first, slab.stop)
+                rows.g[mine] = slab.gradient(rows.g[mine], rows.p[mine])
+        if self.clips:
+            rows.g.mul_((rows.clip / (norms(rows.g, self.width) + 1e-6)).clamp(max=1.0))
+        self.program.descend(ahead, level)
+        for slab in self.slabs:
+            if slab.changes_step:
+                mine = slice(slab.first, slab.stop)
+                new = slab.after(rows.p[mine])
+                rows.p[mine] = torch.where(rows.active(ahead)[mine], new, rows.p[mine])
+
+
+def _levels(count: int) -> list[int]:
+    """Return the widths for which there are graphs: all rows, half of them, and so on."""
+    levels = [count]
+    while levels[-1] > 1:
+        levels.append(-(-levels[-1] // 2))
+    return levels

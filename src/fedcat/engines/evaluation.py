@@ -1,0 +1,42 @@
+"""Accuracy and loss of many rows in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional
+
+from fedcat.arithmetic import arithmetic
+from fedcat.federation.pool import Pool
+from fedcat.hop import Tensors
+from fedcat.models.layout import Layout
+
+SAMPLES = 20_000
+"""Samples that pass through the rows at a time, counted once for each row."""
+
+
+def evaluate_together(
+    layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
+) -> list[tuple[float, float]]:
+    """Return accuracy and mean loss of each row on a pool, or on its samples at `index`."""
+    where = torch.arange(len(pool), device=pool.x.device) if index is None else index
+    layout.net.eval()
+    size, stacked = layout.parameter_size, torch.stack(list(rows))
+    parameters, buffers = layout.parameter_views(stacked[:, :size]), layout.buffer_views(stacked[:, size:])
+
+    def logits(parameters: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
+        return layout.bind(parameters, buffers).logits(x)
+
+    right = torch.zeros(len(rows), dtype=torch.int64, device=stacked.device)
+    loss = torch.zeros(len(rows), dtype=torch.float64, device=stacked.device)
+    with torch.no_grad(), arithmetic():
+        for part in torch.split(where, max(100, SAMPLES // len(rows))):
+            y = pool.y[part].expand(len(rows), -1)
+            out = vmap(logits, in_dims=(0, 0, None))(parameters, buffers, pool.inputs(part, layout.dtype))
+            right += (out.argmax(-1) == y).sum(1)
+            losses = functional.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none")
+            loss += losses.view(len(rows), -1).to(torch.float64).sum(1)
+    return [(r / len(where), s / len(where)) for r, s in zip(right.tolist(), loss.tolist(), strict=True)]

@@ -1,0 +1,249 @@
+"""Which nets the fused kernels can train: a chain of layers that they know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from fedcat.federation.pool import Pool
+from fedcat.models.layout import Layout
+from fedcat.models.nets import CentreCrop, Net
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution with stride 1, perhaps ReLU, perhaps pooling 2 x 2; `weight` and `bias` are places in the row."""
+
+    weight: int
+    bias: int | None
+    stored: tuple[int, int, int]
+    corner: tuple[int, int]
+    inputs: tuple[int, int, int]
+    kernel: int
+    padding: int
+    channels: int
+    relu: bool = False
+    pool: int = 1
+
+    @property
+    def outputs(self) -> tuple[int, int, int]:
+        """Shape of what comes out."""
+        height, width = (side + 2 * self.padding - self.kernel + 1 for side in self.inputs[1:])
+        return self.channels, height // self.pool, width // self.pool
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """Pooling with windows that may overlap."""
+
+    inputs: tuple[int, int, int]
+    outputs: tuple[int, int, int]
+    kernel: int
+    stride: int
+    padding: int
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Local response normalisation over channels."""
+
+    inputs: tuple[int, int, int]
+    size: int
+    alpha: float
+    beta: float
+    k: float
+
+    @property
+    def outputs(self) -> tuple[int, int, int]:
+        """Shape of what comes out."""
+        return self.inputs
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer, perhaps with ReLU."""
+
+    weight: int
+    bias: int | None
+    width: int
+    units: int
+    relu: bool = False
+
+
+Spatial = Conv | MaxPool | Norm
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers on images, then linear layers, the last of which gives the logits."""
+
+    shape: tuple[int, ...]
+    spatial: tuple[Spatial, ...]
+    linear: tuple[Linear, ...]
+
+
+class Unknown(Exception):
+    """The net is no chain of known layers; the message says where."""
+
+
+_found: WeakKeyDictionary[Layout, Chain | str] = WeakKeyDictionary()
+
+
+def chain_of(layout: Layout, pool: Pool) -> Chain | str:
+    """Return the chain of a net, or why it is none."""
+    if layout not in _found:
+        try:
+            _found[layout] = _read(layout, pool.shape)
+        except Unknown as reason:
+            _found[layout] = str(reason)
+    return _found[layout]
+
+
+def _read(layout: Layout, shape: tuple[int, ...]) -> Chain:
+    if layout.buffers or layout.beside(layout.net):
+        raise Unknown("it has buffers or frozen parameters")
+    places = {id(p): slot.start for slot, p in zip(layout.parameters, layout.net.parameters(), strict=True)}
+    reader = _Reader(shape, places)
+    layers = list(_leaves(layout.net))
+    if len({id(layer) for layer in layers}) < len(layers):
+        raise Unknown("it uses a layer twice")
+    for layer in layers:
+        reader.add(layer)
+    if not reader.linear or reader.linear[-1].relu:
+        raise Unknown("its last layer is not linear")
+    return Chain(shape, tuple(reader.spatial), tuple(reader.linear))
+
+
+def _leaves(module: nn.Module) -> list[nn.Module]:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "parametrizations")
+    if any(getattr(module, name, None) for name in hooks):
+        raise Unknown(f"its layer {type(module).__name__} has hooks")
+    if type(module) is nn.Sequential:
+        return [leaf for part in module for leaf in _leaves(part)]
+    if type(module) is Net:
+        return [*_leaves(module.features), *_leaves(module.head)]
+    return [module]
+
+
+class _Reader:
+    """Goes through a net's layers and keeps track of the shape."""
+
+    def __init__(self, shape: tuple[int, ...], places: dict[int, int]) -> None:
+        self.places = places
+        self.shape, self.stored, self.corner = shape, shape, (0, 0)
+        self.flat = len(shape) == 1
+        self.spatial: list[Spatial] = []
+        self.linear: list[Linear] = []
+
+    def add(self, layer: nn.Module) -> None:
+        """Take one more layer in."""
+        name = type(layer).__name__
+        method = getattr(self, f"_{name.lower()}", None)
+        known = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.LocalResponseNorm, nn.Flatten, nn.Linear, nn.Identity, CentreCrop)
+        if method is None or type(layer) not in known:
+            raise Unknown(f"its layer {name} is none of those that have kernels of their own")
+        method(layer)
+
+    def _identity(self, layer: nn.Identity) -> None:
+        pass
+
+    def _centrecrop(self, layer: CentreCrop) -> None:
+        if self.spatial or len(self.shape) != 3 or min(self.shape[1:]) < layer.size:
+            raise Unknown("it crops elsewhere than at the beginning")
+        self.corner = ((self.shape[1] - layer.size) // 2, (self.shape[2] - layer.size) // 2)
+        self.shape = (self.shape[0], layer.size, layer.size)
+
+    def _image(self, layer: nn.Module) -> tuple[int, int, int]:
+        if self.flat or len(self.shape) != 3:
+            raise Unknown(f"its layer {type(layer).__name__} does not see images")
+        return self.shape[0], self.shape[1], self.shape[2]
+
+    def _conv2d(self, layer: nn.Conv2d) -> None:
+        inputs = self._image(layer)
+        simple = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
+        square = (
+            len(set(layer.kernel_size)) == 1 and not isinstance(layer.padding, str) and len(set(layer.padding)) == 1
+        )
+        if not simple or not square or layer.padding_mode != "zeros":
+            raise Unknown("its convolution has a stride, groups, dilation or is not square")
+        stored = (self.stored[0], self.stored[1], self.stored[2]) if not self.spatial else inputs
+        corner = (0, 0) if self.spatial else self.corner
+        weight, bias = self._place(layer.weight), None if layer.bias is None else self._place(layer.bias)
+        self._append(
+            Conv(weight, bias, stored, corner, inputs, layer.kernel_size[0], int(layer.padding[0]), layer.out_channels)
+        )
+
+    def _append(self, layer: Spatial) -> None:
+        if min(layer.outputs) < 1:
+            raise Unknown("an image gets too small")
+        self.spatial.append(layer)
+        self.shape = layer.outputs
+
+    def _relu(self, layer: nn.ReLU) -> None:
+        if self.linear and not self.linear[-1].relu:
+            self.linear[-1] = replace(self.linear[-1], relu=True)
+        elif not self.flat and self.spatial and isinstance(last := self.spatial[-1], Conv) and not last.relu:
+            self.spatial[-1] = replace(last, relu=True)
+        else:
+            raise Unknown("its ReLU does not follow a convolution or a linear layer")
+
+    def _maxpool2d(self, layer: nn.MaxPool2d) -> None:
+        inputs = self._image(layer)
+        sizes = (layer.kernel_size, layer.stride, layer.padding)
+        if any(not isinstance(size, int) for size in sizes) or layer.dilation != 1 or layer.return_indices:
+            raise Unknown("its pooling is not square")
+        kernel, stride, padding = (int(size) for size in sizes if isinstance(size, int))
+        last = self.spatial[-1] if self.spatial else None
+        even = not layer.ceil_mode or all(side % 2 == 0 for side in inputs[1:])
+        if isinstance(last, Conv) and last.pool == 1 and (kernel, stride, padding) == (2, 2, 0) and even:
+            self.spatial[-1] = pooled = replace(last, pool=2)
+            if min(pooled.outputs) < 1:
+                raise Unknown("an image gets too small")
+            self.shape = pooled.outputs
+            return
+        if not self.spatial:
+            raise Unknown("it begins with pooling")
+        height, width = (_windows(side, kernel, stride, padding, layer.ceil_mode) for side in inputs[1:])
+        self._append(MaxPool(inputs, (inputs[0], height, width), kernel, stride, padding))
+
+    def _localresponsenorm(self, layer: nn.LocalResponseNorm) -> None:
+        if not self.spatial:
+            raise Unknown("it begins with a normalisation")
+        self._append(Norm(self._image(layer), layer.size, layer.alpha, layer.beta, layer.k))
+
+    def _flatten(self, layer: nn.Flatten) -> None:
+        if (layer.start_dim, layer.end_dim) != (1, -1):
+            raise Unknown("it flattens some dimensions only")
+        if self.corner != (0, 0) and not self.spatial:
+            raise Unknown("it crops images that no convolution sees")
+        self.flat = True
+
+    def _linear(self, layer: nn.Linear) -> None:
+        width = self.linear[-1].units if self.linear else _product(self.shape)
+        if not self.flat or layer.in_features != width or (self.linear and not self.linear[-1].relu):
+            raise Unknown("its linear layers do not follow each other with ReLU between")
+        bias = None if layer.bias is None else self._place(layer.bias)
+        self.linear.append(Linear(self._place(layer.weight), bias, width, layer.out_features))
+
+    def _place(self, parameter: Tensor) -> int:
+        if id(parameter) not in self.places:
+            raise Unknown("it has a parameter that is not in the row")
+        return self.places[id(parameter)]
+
+
+def _windows(side: int, kernel: int, stride: int, padding: int, ceil: bool) -> int:
+    """Return how many pooling windows fit into a side; with `ceil` one may reach over the edge, but not begin there."""
+    span = side + 2 * padding - kernel
+    count = -(-span // stride) + 1 if ceil else span // stride + 1
+    if ceil and (count - 1) * stride >= side + padding:
+        count -= 1
+    return count
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

@@ -1,0 +1,86 @@
+"""Whether the fused kernels give what autograd gives, found by trying them once on the net and the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from weakref import WeakKeyDictionary
+
+import torch
+
+from fedcat.arithmetic import arithmetic
+from fedcat.engines.fused.chain import Chain, chain_of
+from fedcat.engines.rows import Rows
+from fedcat.engines.vmapped import Vmapped
+from fedcat.federation.pool import Pool
+from fedcat.local import LocalRule, Task
+from fedcat.models.layout import Layout
+
+LIMITS = {"fp32": 1e-2, "tf32": 0.2, "bf16": 0.4}
+"""By how much a gradient may differ from autograd's in float32, relative to its norm. Where two values of a pooling
+window are almost alike, either may win, so that even full precision shows more than rounding."""
+LARGEST_BATCH = 1024
+
+_found: WeakKeyDictionary[Layout, dict[tuple[int, str], Chain | str]] = WeakKeyDictionary()
+
+
+def usable_chain(task: Task, batch: int, precision: str) -> Chain | None:
+    """Return the net as a chain of layers if the fused kernels can train it."""
+    if task.rule.own_loss:
+        return None
+    known = _found.setdefault(task.layout, {})
+    key = (batch, precision)
+    if key not in known:
+        known[key] = _try(task.layout, task.pool, batch, precision)
+    found = known[key]
+    return None if isinstance(found, str) else found
+
+
+def why_not(layout: Layout, precision: str) -> str:
+    """Return why a net that was tried cannot be trained by the fused kernels; empty if it can."""
+    found = [known for (_, used), known in _found.get(layout, {}).items() if used == precision]
+    return next((reason for reason in found if isinstance(reason, str)), "")
+
+
+def _try(layout: Layout, pool: Pool, batch: int, precision: str) -> Chain | str:
+    if layout.dtype != torch.float32:
+        return "its numbers are not float32"
+    if batch > LARGEST_BATCH:
+        return f"its batches are larger than {LARGEST_BATCH}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    chain = chain_of(layout, pool)
+    if isinstance(chain, str):
+        return chain
+    try:
+        distance = _distance(layout, pool, chain, batch, precision)
+    except Exception as error:  # whatever the compiler or the card raises is the reason
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        warnings.warn(f"the fused kernels cannot be used ({reason}): training goes on without them", stacklevel=2)
+        return reason
+    return chain if distance <= LIMITS[precision] else f"its gradients differ from autograd's by {distance:.2g}"
+
+
+def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: str) -> float:
+    """Return the relative difference between the kernels' gradients and autograd's, of two rows on a batch."""
+    from fedcat.engines.fused.program import Program
+
+    generator = torch.Generator().manual_seed(0)
+    row = layout.pack(layout.net)
+    found = []
+    for kind in ("fused", "vmapped"):
+        rows = Rows.make(2, layout.parameter_size, 0, 1, batch, like=row)
+        noise = torch.rand(2, len(row), generator=generator.manual_seed(0)).to(row)
+        rows.p.copy_(row * (0.9 + 0.2 * noise))
+        rows.pick.copy_(torch.randint(len(pool), (2, 1, batch), generator=generator))
+        rows.pick[0, 0, batch // 2 :] = -1
+        rows.count.fill_(1)
+        if kind == "fused":
+            Program(chain, pool, rows, precision).gradients(0, 2)
+        else:
+            beside = {"start": row.new_empty(2, 0), "sent": {}, "memory": {}}
+            with arithmetic():
+                Vmapped(layout, pool, LocalRule(), rows, beside, {}, "fp32").gradients(0, 2)
+        found.append(rows.g.clone())
+    fused, plain = found
+    return float(torch.linalg.vector_norm(fused - plain) / torch.linalg.vector_norm(plain))

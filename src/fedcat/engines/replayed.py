@@ -1,0 +1,125 @@
+"""The stacked engine on a GPU: arenas for launches of each form, split so that they fit into memory."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from fedcat.engines.arena import Arena, Launch
+from fedcat.engines.engine import Job
+from fedcat.engines.fused.chain import Chain
+from fedcat.engines.fused.trial import usable_chain, why_not
+from fedcat.engines.schedule import batches
+from fedcat.engines.slab import replies_of
+from fedcat.engines.width import FIXED, Width
+from fedcat.hop import Reply
+from fedcat.local import Task
+from fedcat.models.traits import traits
+
+KEPT = 4
+"""Arenas that are kept for the next round."""
+SHARE = 0.9
+"""The part of the memory that is planned with; the rest is for what cannot be foreseen."""
+
+
+class Replayed:
+    """Trains launches on a GPU by replaying captured steps.
+
+    Parameters
+    ----------
+    exact, precision, memory
+        See `Engine`.
+    """
+
+    def __init__(self, exact: bool, precision: str, memory: float | None) -> None:
+        self.exact, self.precision, self.memory = exact, precision, memory
+        self._arenas: OrderedDict[object, Arena] = OrderedDict()
+        self._most: dict[object, int] = {}
+        self.width = Width(FIXED, FIXED) if exact else Width()
+
+    def takes(self, task: Task) -> bool:
+        """Tell whether launches of a task can be replayed: on a GPU, nets that treat every sample by itself."""
+        return task.layout.device.type == "cuda" and not traits(task.layout, task.pool).mixes_samples
+
+    def train(self, jobs: list[Job]) -> list[Reply]:
+        """Train hops that share a net and a loss, the longest first; the replies come in the order of the jobs."""
+        task = jobs[0][0]
+        task.layout.net.train()
+        batch = max(task.padding for task, _ in jobs)
+        chain = usable_chain(task, batch, self.precision)
+        key = (task.layout, task.rule.loss_key(), batch)
+        if key not in self._most:
+            self._most[key] = self._fitting(jobs, chain, batch)
+        waiting, done = [jobs], []
+        while waiting:
+            part = waiting.pop()
+            most = self._most[key]
+            if len(part) > most:
+                waiting += [part[most:], part[:most]]
+                continue
+            try:
+                done.append(self._launch(part, chain, batch))
+            except torch.OutOfMemoryError:
+                self.release()
+                if len(part) == 1 or self._fill(chain) > 1:
+                    raise
+                self._most[key] = len(part) // 2
+                waiting.append(part)
+        return [reply for launch, ends, losses in done for reply in self._replies(launch, ends, losses)]
+
+    def kernels(self, task: Task) -> str:
+        """Return what computes a task's steps, in words."""
+        reason = "the method has a loss of its own" if task.rule.own_loss else why_not(task.layout, self.precision)
+        return f"torch.vmap, replayed: {reason}" if reason else "fused"
+
+    def release(self) -> None:
+        """Give the arenas' memory back."""
+        self._arenas.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _fill(self, chain: Chain | None) -> int:
+        """Return to how many rows a launch is filled up: kernels of our own do not care how many there are."""
+        return FIXED if self.exact and chain is None else 1
+
+    def _launch(self, jobs: list[Job], chain: Chain | None, batch: int) -> tuple[Launch, Tensor, Tensor]:
+        """Start a launch; the host does not wait for it."""
+        launch = Launch(jobs, [batches(task, hop) for task, hop in jobs], self.width, batch)
+        form = launch.form()
+        if form not in self._arenas:
+            while len(self._arenas) >= KEPT:
+                self._arenas.popitem(last=False)
+            self._arenas[form] = Arena(launch, chain, self.precision, self.width, self._fill(chain))
+        self._arenas.move_to_end(form)
+        return launch, *self._arenas[form].run(launch)
+
+    def _replies(self, launch: Launch, ends: Tensor, losses: Tensor) -> list[Reply]:
+        means = (losses.cpu().numpy() / launch.counts).tolist()
+        found = replies_of(launch.jobs, launch.slabs, ends, launch.counts, means)
+        return [found[launch.place.index(i)] for i in range(len(found))]
+
+    def _fitting(self, jobs: list[Job], chain: Chain | None, batch: int) -> int:
+        """Return how many rows fit into memory: measured on a launch of two, of which no row takes a step."""
+        if self._fill(chain) > 1:
+            return FIXED
+        device = jobs[0][1].start.device
+        if device.type != "cuda":
+            return len(jobs)
+        few = jobs[:2]
+        launch = Launch(few, [batches(task, hop) for task, hop in few], self.width, batch)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        arena = Arena(launch, chain, self.precision, self.width)
+        arena.rest()
+        row = (torch.cuda.max_memory_allocated(device) - before) / len(few)
+        del arena
+        free, whole = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if self.memory is None:
+            return max(1, int(SHARE * free / row))
+        torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / whole), device)
+        return max(1, int(SHARE * min(free, self.memory - before) / row))

@@ -1,0 +1,62 @@
+"""The memory of a launch whose steps are replayed: it stays where it is from launch to launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a launch's steps work on: the rows, where they stand, and their batches.
+
+    Attributes
+    ----------
+    p, v, g : Tensor
+        Parameters, momentum and gradients, [R, P].
+    buffers : Tensor
+        The nets' float buffers, [R, D - P].
+    lr, momentum, decay, clip : Tensor
+        Of each row, [R, 1].
+    pick : Tensor
+        Positions in the pool, [R, S, B], -1 where there is none.
+    count : Tensor
+        Steps of each row, [R].
+    order : Tensor
+        The rows by decreasing number of steps, [R].
+    step : Tensor
+        How many steps have been taken, [1].
+    """
+
+    p: Tensor
+    v: Tensor
+    g: Tensor
+    buffers: Tensor
+    lr: Tensor
+    momentum: Tensor
+    decay: Tensor
+    clip: Tensor
+    pick: Tensor
+    count: Tensor
+    order: Tensor
+    step: Tensor
+
+    @classmethod
+    def make(cls, rows: int, size: int, buffers: int, steps: int, batch: int, like: Tensor) -> Rows:
+        """Get memory for `rows` rows of `size` parameters that take up to `steps` steps with up to `batch` samples."""
+        line = -(-size // 32) * 32
+        p, v, g = (like.new_zeros(rows, line)[:, :size] for _ in range(3))
+        lr, momentum, decay, clip = (like.new_zeros(rows, 1) for _ in range(4))
+        return cls(
+            *(p, v, g, like.new_zeros(rows, buffers), lr, momentum, decay, clip),
+            torch.full((rows, steps, batch), -1, dtype=torch.int32, device=like.device),
+            torch.zeros(rows, dtype=torch.int32, device=like.device),
+            torch.arange(rows, dtype=torch.int32, device=like.device),
+            torch.zeros(1, dtype=torch.int32, device=like.device),
+        )
+
+    def active(self, ahead: int) -> Tensor:
+        """Return which rows take the step that comes `ahead` steps after the counter, [R, 1]."""
+        return (self.count > self.step + ahead)[:, None]

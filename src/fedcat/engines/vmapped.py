@@ -1,0 +1,94 @@
+"""The gradients of one step of any net that can be stacked, for steps that are replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedcat.arithmetic import lowered
+from fedcat.engines.rows import Rows
+from fedcat.federation.pool import Pool
+from fedcat.hop import Tensors
+from fedcat.local import Batch, Beside, LocalRule
+from fedcat.models.layout import Layout
+
+
+class Vmapped:
+    """Computes gradients as one vmapped loss; only the first rows in order are looked at.
+
+    Parameters
+    ----------
+    layout : Layout
+        The net.
+    pool : Pool
+        The training samples.
+    rule : LocalRule
+        Whose loss it is.
+    rows : Rows
+        The state of the launch.
+    beside : mapping
+        `start`, `sent` and `memory` of the rows, as the loss sees them.
+    drawn : mapping of str to Tensor
+        What the rule drew, [R, S, ...].
+    precision : str
+        ``fp32``, ``tf32`` or ``bf16``.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        pool: Pool,
+        rule: LocalRule,
+        rows: Rows,
+        beside: dict[str, Any],
+        drawn: dict[str, Tensor],
+        precision: str,
+    ) -> None:
+        self.layout, self.pool, self.rule, self.rows = layout, pool, rule, rows
+        self.beside, self.drawn, self.precision = beside, drawn, precision
+        self.losses = torch.zeros(len(rows.p), 1, dtype=rows.p.dtype, device=rows.p.device)
+
+    def gradients(self, ahead: int, width: int) -> None:
+        """Compute the gradients of one step, of the first `width` rows in order."""
+        rows = self.rows
+        which = rows.order[:width].long()
+        steps = rows.pick.shape[1]
+        step = (rows.step.long() + ahead).clamp(max=steps - 1)
+        index = rows.pick.flatten(0, 1)[which * steps + step].long()
+        active = rows.active(ahead)[which]
+        mask = (index >= 0).to(rows.p.dtype)
+        mask = torch.where(active, mask, 1.0)
+        index = index.clamp(min=0)
+        x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
+        leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(rows.p[which]).items()}
+        buffers = self.layout.buffer_views(rows.buffers[which])
+        beside = {
+            "start": self.beside["start"][which],
+            "sent": {n: t[which] for n, t in self.beside["sent"].items()},
+            "memory": {n: t[which] for n, t in self.beside["memory"].items()},
+            "drawn": {n: t.flatten(0, 1)[which * steps + step] for n, t in self.drawn.items()},
+        }
+        with torch.enable_grad(), lowered(self.precision, rows.p.device):
+            losses, after = vmap(self._loss)(leaves, buffers, x, y, mask, beside)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        rows.g[which] = torch.cat([g.reshape(width, -1).to(rows.g.dtype) for g in grads], 1)
+        self.losses[which] += torch.where(active, losses.detach()[:, None].to(self.losses.dtype), 0.0)
+        if after:
+            new = torch.cat([after[slot.name].detach().reshape(width, -1) for slot in self.layout.buffers], 1)
+            rows.buffers[which] = torch.where(active, new, rows.buffers[which])
+
+    def descend(self, ahead: int, width: int) -> None:
+        """Take the step."""
+        rows = self.rows
+        active = rows.active(ahead)
+        rows.v.copy_(torch.where(active, rows.v * rows.momentum + (rows.g + rows.decay * rows.p), rows.v))
+        rows.p.sub_(torch.where(active, rows.lr * rows.v, 0.0))
+
+    def _loss(
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor, beside: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        net = self.layout.bind(parameters, buffers)
+        return self.rule.loss(net, Batch(x, y, mask), Beside(**beside)), net.buffers

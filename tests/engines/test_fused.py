@@ -1,0 +1,276 @@
+"""The fused kernels give autograd's gradients; where there is no GPU they run in Triton's interpreter."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
+from torch import nn
+
+pytest.importorskip("triton")
+
+from fedcat.engines.fused.chain import Chain, chain_of
+from fedcat.engines.fused.program import Program
+from fedcat.engines.fused.trial import usable_chain, why_not
+from fedcat.engines.rows import Rows
+from fedcat.federation.pool import Normalise, Pool
+from fedcat.local import LocalRule, Task
+from fedcat.methods import FedAvg, FedGen, FedProx, Scaffold
+from fedcat.models.nets import NETS, CentreCrop
+
+DEVICE = DEVICES[-1]
+
+
+def pooled_apart():
+    return nn.Sequential(nn.Conv2d(1, 33, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(297, 10))
+
+
+def overlapping():
+    return nn.Sequential(
+        *(CentreCrop(7), nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True)),
+        *(nn.LocalResponseNorm(3, alpha=0.5), nn.Conv2d(5, 6, 3, padding=1), nn.ReLU()),
+        *(nn.LocalResponseNorm(4, alpha=0.3, beta=0.6, k=2.0), nn.MaxPool2d(3, 2, padding=1), nn.Flatten()),
+        nn.Linear(24, 10),
+    )
+
+
+def unbiased():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, bias=False), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 2, bias=False)),
+        *(nn.Flatten(), nn.Linear(12, 20, bias=False), nn.ReLU(), nn.Linear(20, 10, bias=False)),
+    )
+
+
+def odd():
+    return nn.Sequential(nn.Conv2d(1, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
+
+
+def wide():
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 40), nn.ReLU()),
+        *(nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 10)),
+    )
+
+
+NETS_TRIED = {
+    "digits": digits_net,
+    "windows apart": pooled_apart,
+    "overlapping pools, norms, crop": overlapping,
+    "no bias": unbiased,
+    "odd sides": odd,
+    "linear only": wide,
+}
+
+
+def stored(kind: str) -> Pool:
+    rng = np.random.default_rng(0)
+    y = rng.integers(10, size=30)
+    if kind == "bytes":
+        return Pool(rng.integers(256, size=(30, 1, 8, 8), dtype=np.uint8), y, Normalise(255.0, (0.3,), (0.5,)))
+    return Pool(rng.normal(size=(30, 1, 8, 8)), y)
+
+
+def launch(layout, pool, batch: int, count: list[int]) -> Rows:
+    """Return rows that stand before their first of two steps, the second batch being short."""
+    torch.manual_seed(0)
+    rows = Rows.make(len(count), layout.parameter_size, 0, 2, batch, like=layout.pack(layout.net))
+    rows.p.copy_(layout.pack(layout.net) * (0.8 + 0.4 * torch.rand(rows.p.shape)).to(rows.p))
+    rows.pick.copy_(torch.randint(len(pool), rows.pick.shape))
+    rows.pick[1, 1, 2:] = -1
+    rows.count.copy_(torch.tensor(count))
+    rows.order.copy_(torch.tensor(np.argsort(-np.array(count), kind="stable")))
+    rows.lr.fill_(0.1)
+    rows.momentum.fill_(0.5)
+    rows.decay.fill_(0.01)
+    return rows
+
+
+def expected(layout, pool, p, index):
+    """Return loss and gradient of one row by autograd in float64."""
+    leaves = {n: v.double().requires_grad_() for n, v in layout.parameter_views(p).items()}
+    index = index[index >= 0].long()
+    net = layout.bind(leaves, {})
+    loss = nn.functional.cross_entropy(net.logits(pool.inputs(index, torch.float64)), pool.y[index])
+    grads = torch.autograd.grad(loss, list(leaves.values()))
+    return loss.detach(), torch.cat([g.reshape(-1) for g in grads])
+
+
+@pytest.mark.parametrize("kind", ["bytes", "numbers"])
+@pytest.mark.parametrize("name", NETS_TRIED)
+def test_gradients_are_those_of_autograd(name, kind):
+    layout = layout_of(NETS_TRIED[name](), torch.float32, DEVICE)
+    pool = stored(kind).to(layout.device)
+    chain = chain_of(layout, pool)
+    assert isinstance(chain, Chain), chain
+    rows = launch(layout, pool, 5, [2, 2, 1])
+    rows.step.fill_(1)
+    before = rows.p.clone()
+    program = Program(chain, pool, rows, "fp32")
+    program.gradients(0, 3)
+    for row in (0, 1):
+        loss, gradient = expected(layout, pool, before[row], rows.pick[row, 1])
+        assert apart(rows.g[row].double(), gradient) < 1e-5
+        assert abs(float(program.losses[row].sum()) - float(loss)) < 1e-5
+    assert not rows.g[2].any()
+    program.descend(0, 3)
+    moved = 0.1 * (rows.g + 0.01 * before)
+    assert torch.allclose(rows.p[:2], (before - moved)[:2], atol=1e-7)
+    assert torch.equal(rows.p[2], before[2])
+
+
+def test_a_row_does_not_depend_on_the_others_nor_on_the_room():
+    layout = layout_of(digits_net(), torch.float32, DEVICE)
+    pool = stored("bytes").to(layout.device)
+    chain = chain_of(layout, pool)
+    many = launch(layout, pool, 5, [2, 1, 2, 2])
+    found = []
+    for which in ([0, 1, 2, 3], [2]):
+        rows = Rows.make(len(which), layout.parameter_size, 0, 2, 5, like=many.p[0])
+        for name in ("p", "pick", "count", "lr", "momentum"):
+            getattr(rows, name).copy_(getattr(many, name)[which])
+        program = Program(chain, pool, rows, "fp32")
+        for step in range(2):
+            program.gradients(step, len(which))
+            program.descend(step, len(which))
+        found.append((rows.p[which.index(2)], program.losses[which.index(2)]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_only_the_first_rows_in_order_are_trained():
+    layout = layout_of(digits_net(), torch.float32, DEVICE)
+    pool = stored("bytes").to(layout.device)
+    rows = launch(layout, pool, 3, [1, 2, 2])
+    before = rows.p.clone()
+    program = Program(chain_of(layout, pool), pool, rows, "fp32")
+    program.gradients(0, 2)
+    program.descend(0, 2)
+    assert rows.order.tolist() == [1, 2, 0]
+    assert [bool((a != b).any()) for a, b in zip(rows.p, before, strict=True)] == [False, True, True]
+
+
+def with_hook():
+    net = digits_net()
+    net.head.register_forward_hook(lambda module, args, out: out)
+    return net
+
+
+def shared_layer():
+    layer = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(64, 10))
+
+
+def frozen():
+    net = digits_net()
+    net.head.weight.requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "why"),
+    [
+        (small_net, "Tanh"),
+        (with_hook, "hooks"),
+        (shared_layer, "twice"),
+        (frozen, "frozen"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), "last layer"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Linear(9, 10)), "ReLU between"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Flatten(), nn.Linear(18, 10)), "stride"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, (3, 1)), nn.Flatten(), nn.Linear(96, 10)), "square"),
+        (lambda: nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 10)), "begins with pooling"),
+        (lambda: nn.Sequential(nn.LocalResponseNorm(2), nn.Flatten(), nn.Linear(64, 10)), "begins with a norm"),
+        (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)), "ReLU does not follow"),
+        (lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(64, 10)), "some dimensions"),
+        (lambda: nn.Sequential(CentreCrop(4), nn.Flatten(), nn.Linear(16, 10)), "no convolution sees"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), CentreCrop(4), nn.Flatten(), nn.Linear(32, 10)), "elsewhere"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10)), "buffers"),
+    ],
+)
+def test_other_nets_are_told_why(net, why):
+    layout = layout_of(net(), torch.float32)
+    found = chain_of(layout, stored("numbers"))
+    assert isinstance(found, str)
+    assert why in found
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_no_chain():
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layout = layout_of(Twice(nn.Flatten(), nn.Linear(64, 10)), torch.float32)
+    assert "Twice" in chain_of(layout, stored("numbers"))
+
+
+@pytest.mark.parametrize(
+    "name", ["digits-cnn", "lab-cifar", "lab-mnist", "lab-femnist", "mcmahan-mnist", "mcmahan-cifar"]
+)
+def test_every_net_of_the_package_is_a_chain(name):
+    shape = {"digits-cnn": (1, 8, 8), "lab-cifar": (3, 32, 32), "mcmahan-cifar": (3, 32, 32)}.get(name, (1, 28, 28))
+    layout = layout_of(NETS.get(name)(shape, 10), torch.float32)
+    pool = Pool(np.zeros((2, *shape), np.uint8), np.zeros(2, np.int64))
+    assert isinstance(chain_of(layout, pool), Chain)
+
+
+def task_of(net, rule=None, dtype=torch.float32) -> Task:
+    fed = federation([6, 6])
+    layout = layout_of(net, dtype, DEVICE)
+    return Task(0, layout, fed, fed.train.to(layout.device), rule or LocalRule(), 4)
+
+
+def test_the_trial_admits_what_agrees_and_says_what_does_not(monkeypatch):
+    task = task_of(digits_net())
+    assert isinstance(usable_chain(task, 4, "fp32"), Chain)
+    assert why_not(task.layout, "fp32") == ""
+    double = task_of(digits_net(), dtype=torch.float64)
+    assert usable_chain(double, 4, "fp32") is None
+    assert "float32" in why_not(double.layout, "fp32")
+    assert usable_chain(task, 5000, "fp32") is None
+    other = task_of(small_net())
+    assert usable_chain(other, 4, "fp32") is None
+    assert "Tanh" in why_not(other.layout, "fp32")
+    wrong = task_of(digits_net())
+    monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(1), torch.ones(1)))
+    assert usable_chain(wrong, 4, "fp32") is None
+    assert "differ from autograd" in why_not(wrong.layout, "fp32")
+
+
+def test_a_compiler_that_fails_is_no_end_of_training(monkeypatch):
+    def fails(*args, **words):
+        raise RuntimeError("no such instruction\nand much more")
+
+    monkeypatch.setattr("fedcat.engines.fused.program.Program.gradients", fails)
+    task = task_of(digits_net())
+    with pytest.warns(UserWarning, match="no such instruction"):
+        assert usable_chain(task, 4, "fp32") is None
+
+
+def tiny():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 10)),
+    )
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("method", [FedAvg, FedProx, Scaffold])
+def test_training_with_them_agrees_with_the_sequential_engine(method, exact, replayed):
+    fed = federation([3, 9, 5])
+    rows = []
+    for engine in ("sequential", "stacked"):
+        layout = layout_of(tiny(), torch.float32, DEVICE)
+        words = {"rounds": 2, "k": 2, "epochs": 1, "momentum": 0.5, "clip": 1.0, "weight_decay": 0.01}
+        sim = simulate(method, fed, layout, engine, exact=exact, **words)
+        sim.run()
+        rows.append(sim.method.row)
+        if engine == "stacked":
+            assert sim.engine.kernels(sim.task) == "fused"
+    assert apart(rows[1], rows[0]) < 1e-5
+
+
+def test_a_loss_of_its_own_goes_without_them(replayed):
+    fed = federation([3, 9, 5])
+    layout = layout_of(digits_net(), torch.float32, DEVICE)
+    sim = simulate(FedGen, fed, layout, "stacked", rounds=1, k=2, epochs=1)
+    sim.run()
+    assert "loss of its own" in sim.engine.kernels(sim.task)

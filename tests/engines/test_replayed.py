@@ -1,0 +1,125 @@
+"""Launches that are replayed give what launches step by step give; they are split where memory ends."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
+
+from fedcat.engines import StackedEngine
+from fedcat.engines.arena import Arena, _levels
+from fedcat.engines.engine import Engine
+from fedcat.engines.evaluation import evaluate_together
+from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
+from fedcat.simulation import run_together
+
+DEVICE = DEVICES[-1]
+SIZES = [3, 9, 5, 12, 7, 4]
+LOCAL = {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.5}
+
+
+def trained(method, engine="stacked", exact=False, **words):
+    make_net = digits_net if method is FedGen else small_net
+    layout = layout_of(make_net(), torch.float64, DEVICE)
+    sim = simulate(method, federation(SIZES), layout, engine, exact=exact, rounds=3, **LOCAL, **words)
+    sim.run()
+    return sim
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("method", [FedAvg, FedProx, Scaffold, FedGen])
+def test_replayed_steps_agree_with_the_sequential_engine(method, exact, replayed):
+    a, b = (trained(method, engine, exact) for engine in ("sequential", "stacked"))
+    assert apart(b.method.row, a.method.row) < 1e-10
+    losses = [[record.train_loss for record in sim.history] for sim in (a, b)]
+    assert np.allclose(*losses, rtol=1e-9)
+
+
+def test_methods_with_different_rules_share_a_launch(replayed, monkeypatch):
+    counts = []
+    run = Arena.run
+    monkeypatch.setattr(Arena, "run", lambda self, launch: counts.append(len(launch.jobs)) or run(self, launch))
+    layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation(SIZES), StackedEngine()
+    methods = (Scaffold, FedAvg, FedProx, FedCat)
+    together = [simulate(m, fed, layout, engine, rounds=2, seed=s, **LOCAL) for s, m in enumerate(methods)]
+    run_together(together)
+    assert counts == [12, 12]
+    for seed, (method, sim) in enumerate(zip(methods, together, strict=True)):
+        alone = simulate(method, fed, layout, "sequential", rounds=2, seed=seed, **LOCAL)
+        alone.run()
+        assert apart(sim.method.row, alone.method.row) < 1e-10
+
+
+def test_launches_of_one_form_use_the_same_memory(replayed, monkeypatch):
+    made = []
+    start = Arena.__init__
+    monkeypatch.setattr(Arena, "__init__", lambda self, *args: made.append(1) or start(self, *args))
+    layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([6] * 5), StackedEngine()
+    sim = simulate(FedAvg, fed, layout, engine, rounds=5)
+    sim.run()
+    before = len(made)
+    sim = simulate(FedProx, fed, layout, engine, rounds=2)
+    sim.run()
+    assert len(made) == before + 1
+    engine.release()
+    sim = simulate(FedProx, fed, layout, engine, rounds=1)
+    sim.run()
+    assert len(made) == before + 2
+
+
+def test_launches_that_do_not_fit_are_split(replayed, monkeypatch):
+    tried = []
+    run = Arena.run
+
+    def small(self, launch):
+        tried.append(len(launch.jobs))
+        if len(launch.jobs) > 2:
+            raise torch.OutOfMemoryError("too much")
+        return run(self, launch)
+
+    whole = trained(FedCat, k=5)
+    monkeypatch.setattr(Arena, "run", small)
+    split = trained(FedCat, k=5)
+    assert tried[:5] == [5, 2, 2, 1, 2]
+    assert apart(split.method.row, whole.method.row) < 1e-10
+    monkeypatch.setattr(Arena, "run", lambda self, launch: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(FedCat, k=5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_cap_on_memory_splits_launches_and_changes_nothing(monkeypatch):
+    counts = []
+    run = Arena.run
+    monkeypatch.setattr(Arena, "run", lambda self, launch: counts.append(len(launch.jobs)) or run(self, launch))
+    free = trained(FedCat, StackedEngine(), k=5)
+    used = torch.cuda.memory_allocated()
+    capped = trained(FedCat, StackedEngine(memory=used + 1e6), k=5)
+    assert max(counts[:3]) == 5
+    assert max(counts[3:]) < 5
+    assert apart(capped.method.row, free.method.row) < 1e-10
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_widths_for_which_there_are_graphs():
+    assert _levels(10) == [10, 5, 3, 2, 1]
+    assert _levels(1) == [1]
+
+
+def test_many_rows_are_evaluated_in_one_pass():
+    fed = federation(SIZES)
+    layout = layout_of(digits_net(), torch.float64, DEVICE)
+    pool = fed.test.to(layout.device)
+    torch.manual_seed(0)
+    row = layout.pack(layout.net)
+    rows = [row * (0.5 + torch.rand(len(row)).to(row)) for _ in range(5)]
+
+    class One(Engine):
+        def train(self, jobs):
+            raise NotImplementedError
+
+    for index in (None, torch.tensor([1, 4, 2], device=layout.device)):
+        one = One().evaluate(layout, rows, pool, index)
+        many = evaluate_together(layout, rows, pool, index)
+        assert [a for a, _ in many] == [a for a, _ in one]
+        assert np.allclose([loss for _, loss in many], [loss for _, loss in one], rtol=1e-12)
+    assert len({loss for _, loss in many}) == 5
