@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from fedcat import cli_data
+from fedcat import cli_bench, cli_data
 from fedcat.cli_options import assignments, with_settings
 from fedcat.cli_settings import settings_of, typed_sweep, with_options, without_effect
 from fedcat.comparison import Comparison
@@ -48,6 +48,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(cli_data.app, name="data")
+app.command()(cli_bench.bench)
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
 

@@ -21,7 +21,7 @@ _PANELS = {
     "local training": ("net", "epochs", "batch_size", "lr", "momentum", "weight_decay", "clip"),
     "step size over rounds": ("lr_schedule", "lr_decay", "lr_every"),
     "evaluation": ("evaluate_every", "evaluate", "per_device"),
-    "machine": ("seed", "engine", "device", "dtype", "precision", "memory", "exact", "threads"),
+    "machine": ("seed", "engine", "device", "dtype", "precision", "memory", "exact", "threads", "workers"),
 }
 
 

@@ -82,6 +82,9 @@ class Settings:
     memory: float | None = _is(None, "the most memory of the GPU to take, in GB; by default what is free")
     exact: bool | None = _is(None, "the same bits whatever runs beside it; by default on a CPU, where it costs little")
     threads: int | None = _is(None, "threads that PyTorch uses on the CPU; by default its own choice")
+    workers: int | None = _is(
+        None, "processes that train on a CPU, each with one thread; by default as many as threads"
+    )
     dataset_options: dict[str, Any] = _is({}, "options of the dataset")
     options: dict[str, dict[str, Any]] = _is({}, "options of methods, by method")
 
@@ -99,7 +102,8 @@ class Settings:
             _need(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("lr_every", "evaluate_every"):
             _need(self, name, getattr(self, name) >= 1, "at least 1")
-        _need(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
+        for name in ("threads", "workers"):
+            _need(self, name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1")
         for name in ("alpha", "lr"):
             value = getattr(self, name)
             _need(self, name, value > 0 and math.isfinite(value), "> 0 and finite" if value > 0 else "> 0")

@@ -82,8 +82,9 @@ class Workshop:
             torch.set_num_threads(settings.threads)
         device = find_device(settings.device)
         exact = device.type == "cpu" if settings.exact is None else settings.exact
-        settings = replace(settings, exact=exact)
         _check_machine(settings, device)
+        asked = settings.workers
+        settings = replace(settings, exact=exact, workers=_workers(settings, device))
         net = parts.get("net") or NETS.get(_net_name(settings))
         builder = net_builder(net, federation.train.shape, federation.classes)
         layout, start = self._layout(net, builder, federation, settings, device)
@@ -101,6 +102,8 @@ class Workshop:
             settings.bound,
         )
         notes = method.advice(settings.rounds)
+        if asked and settings.workers != asked:
+            notes.append(f"workers {settings.workers} instead of {asked}: {_fewer(settings, device)}")
         if why.startswith("the net"):
             notes.append(f"engine {name}: {why}")
         return Prepared(settings, simulation, federation, why, tuple(notes))
@@ -184,9 +187,11 @@ class Workshop:
 
     def _engine(self, name: str, settings: Settings) -> Engine:
         memory = None if settings.memory is None else settings.memory * 1e9
-        key = (name, settings.exact, settings.precision, memory)
+        key = (name, settings.exact, settings.precision, memory, settings.workers)
         if key not in self._engines:
-            self._engines[key] = engines.make(name, bool(settings.exact), settings.precision, memory)
+            self._engines[key] = engines.make(
+                name, bool(settings.exact), settings.precision, memory, settings.workers or 1
+            )
         return self._engines[key]
 
 
@@ -234,6 +239,21 @@ def _check_machine(settings: Settings, device: torch.device) -> None:
         raise SettingError("precision must be fp32 or bf16 on a CPU: TF32 is a GPU's, got 'tf32'")
     if device.type != "cuda" and settings.memory is not None:
         raise SettingError(f"memory caps what is taken of a GPU, and device is {device}: leave it out")
+
+
+def _workers(settings: Settings, device: torch.device) -> int:
+    """Return how many processes train: one a thread on a CPU where they can be forked, never more than devices."""
+    if device.type != "cpu" or not engines.can_fork():
+        return 1
+    return min(settings.k, settings.workers or torch.get_num_threads())
+
+
+def _fewer(settings: Settings, device: torch.device) -> str:
+    if device.type != "cpu":
+        return "on a GPU one process trains"
+    if not engines.can_fork():
+        return "processes that train need Linux, and a PyTorch that sees no GPU"
+    return f"a round has {settings.k} devices"
 
 
 def _absolute(folder: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedcat.engines.engine import Engine
 from fedcat.engines.sequential import SequentialEngine
 from fedcat.engines.stacked import StackedEngine
+from fedcat.engines.workers import WorkersEngine, can_fork
 from fedcat.errors import unknown
 from fedcat.federation.pool import Pool
 from fedcat.models.layout import Layout
@@ -43,10 +44,13 @@ def pick(name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = F
     return ("stacked" if work < STACK_BELOW else "sequential"), why
 
 
-def make(name: str, exact: bool = False, precision: str = "fp32", memory: float | None = None) -> Engine:
-    """Return a new engine."""
+def make(
+    name: str, exact: bool = False, precision: str = "fp32", memory: float | None = None, workers: int = 1
+) -> Engine:
+    """Return a new engine; with several workers one that trains in as many processes."""
     kind = SequentialEngine if name == "sequential" else StackedEngine
-    return kind(exact, precision, memory)
+    engine = kind(exact, precision, memory)
+    return WorkersEngine(engine, workers) if workers > 1 else engine
 
 
-__all__ = ["NAMES", "Engine", "SequentialEngine", "StackedEngine", "make", "pick"]
+__all__ = ["NAMES", "Engine", "SequentialEngine", "StackedEngine", "WorkersEngine", "can_fork", "make", "pick"]

@@ -24,6 +24,11 @@ def batch_lengths(samples: int, batch_size: int, join_lone: bool = False) -> lis
     return lengths
 
 
+def steps_of(task: Task, hop: Hop) -> int:
+    """Return how many steps a hop takes."""
+    return hop.epochs * len(batch_lengths(task.samples(hop.device), task.batch_size, task.join_lone))
+
+
 def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
     """Return a hop's batches.
 

@@ -16,11 +16,11 @@ from fedcat.chance import Purpose, chance
 from fedcat.engines.engine import Engine, Job
 from fedcat.engines.evaluation import evaluate_together
 from fedcat.engines.replayed import Replayed
-from fedcat.engines.schedule import batch_lengths, batches
+from fedcat.engines.schedule import batches, steps_of
 from fedcat.engines.slab import Slab, norms, replies_of, take, taken
 from fedcat.engines.width import Width, width_of
 from fedcat.federation.pool import Pool
-from fedcat.hop import Hop, Reply, Tensors
+from fedcat.hop import Reply, Tensors
 from fedcat.local import Batch, Beside, Task, stack
 from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
@@ -58,7 +58,7 @@ class StackedEngine(Engine):
         replies: dict[int, Reply] = {}
         with arithmetic(self.precision):
             for positions in launches.values():
-                positions.sort(key=lambda p: -_steps(*jobs[p]))
+                positions.sort(key=lambda p: -steps_of(*jobs[p]))
                 some = [jobs[p] for p in positions]
                 found = self._gpu.train(some) if self._gpu.takes(some[0][0]) else self._launch(some)
                 replies.update(zip(positions, found, strict=True))
@@ -288,7 +288,3 @@ def _longer(values: Tensor, steps: int) -> Tensor:
 def _flat(parts: Sequence[Tensor]) -> Tensor:
     """Lay stacked tensors [R, ...] side by side as rows [R, sum of sizes]."""
     return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
-
-
-def _steps(task: Task, hop: Hop) -> int:
-    return hop.epochs * len(batch_lengths(task.samples(hop.device), task.batch_size, task.join_lone))

@@ -45,7 +45,7 @@ class Normalise:
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the batch `x` [batch, channels, ...] normalised, as `dtype`."""
         mean, std = _constants(self.mean, self.std, x.dim(), dtype, x.device)
-        return (x.to(dtype) / self.scale - mean) / std
+        return x.to(dtype, copy=True).div_(self.scale).sub_(mean).div_(std)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,1 @@
+"""How fast this machine trains: fedcat beside a plain PyTorch loop, in one process."""

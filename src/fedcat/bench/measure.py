@@ -1,0 +1,187 @@
+"""Times the engines beside the plain loop, and the machine's products of matrices beside both."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from fedcat.arithmetic import arithmetic
+from fedcat.bench.plain import PlainLoop
+from fedcat.bench.work import Work
+from fedcat.models.traits import traits
+from fedcat.simulation import Simulation, step_together
+
+PASSES = 3
+"""A step's arithmetic counts as three forward passes: forward, and backward to inputs and to weights."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to do the work: an engine, a precision, and how many runs side by side."""
+
+    engine: str = "auto"
+    precision: str = "fp32"
+    runs: int = 1
+    exact: bool | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured of one way.
+
+    Attributes
+    ----------
+    seconds : float
+        Of a round of one run: the median over the turns.
+    ratio, loader_ratio : float
+        How many times longer the plain loop took for the same work in the same turns, and the one with a DataLoader.
+    step : float
+        Seconds a device's step.
+    start : float
+        Seconds of the first round, in which kernels are compiled and steps captured.
+    rate : float
+        Operations a second that training reached.
+    share : float
+        That over the rate that products of large matrices reached in the same precision, a share.
+    engine, kernels : str
+        What trained.
+    memory : float
+        Bytes of the GPU at most, 0 on a CPU.
+    """
+
+    net: str
+    case: Case
+    engine: str
+    kernels: str
+    seconds: float
+    step: float
+    ratio: float
+    loader_ratio: float
+    start: float
+    rate: float
+    share: float
+    memory: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def clock(work: Callable[[], object], device: torch.device) -> float:
+    """Return how long a call takes, to the end of what it started on a GPU."""
+    wait(device)
+    begin = time.perf_counter()
+    work()
+    wait(device)
+    return time.perf_counter() - begin
+
+
+def wait(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """Return the operations a second that products of large matrices reach here."""
+    size = 8192 if device.type == "cuda" else 1024
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = (torch.rand(size, size, device=device).to(kind) for _ in range(2))
+    with arithmetic(precision):
+        a @ b
+        best = min(clock(lambda: a @ b, device) for _ in range(8))
+    return 2 * size**3 / best
+
+
+class Bench:
+    """The plain loop on one net's work, against which ways to do the same are timed.
+
+    Parameters
+    ----------
+    work : Work
+        What to do.
+    device : torch.device
+        Where.
+    turns : int
+        Rounds that are timed; the loop and the engine take turns.
+    """
+
+    def __init__(self, work: Work, device: torch.device, turns: int = 3) -> None:
+        self.work, self.device, self.turns = work, device, turns
+        self.data = work.dataset()
+        (like,) = work.simulations(1, self.data, device=str(device), engine="sequential")
+        self.like = like
+        self.loops = {name: PlainLoop(work, like, loader) for name, loader in (("plain", False), ("loader", True))}
+        self.threads = torch.get_num_threads()
+        self.loop_threads = self._best_threads()
+        self.flops = PASSES * traits(like.task.layout, like.task.pool).flops * work.batch_size
+        self._rates: dict[str, float] = {}
+
+    def _best_threads(self) -> int:
+        """Return with how many threads the plain loop is fastest; both settings run the same round."""
+        devices = [int(device) for device in range(min(self.work.per_round, self.work.devices))]
+        for loop in self.loops.values():
+            loop.prepare(devices)
+        tried = {}
+        for count in {1, self.threads} if self.device.type == "cpu" else {self.threads}:
+            torch.set_num_threads(count)
+            self.loops["plain"].round(devices[:1])
+            tried[count] = clock(lambda: self.loops["plain"].round(devices[:3]), self.device)
+        torch.set_num_threads(self.threads)
+        return min(tried, key=lambda count: tried[count])
+
+    def rate(self, precision: str) -> float:
+        """Return the machine's matrix rate in a precision, measured once."""
+        if precision not in self._rates:
+            self._rates[precision] = matrix_rate(self.device, precision)
+        return self._rates[precision]
+
+    def time(self, case: Case) -> Timing:
+        """Time one way in turns with both loops."""
+        settings = {"engine": case.engine, "precision": case.precision, "exact": case.exact}
+        simulations = self.work.simulations(case.runs, self.data, device=str(self.device), **settings)
+        engine = simulations[0].engine
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        start = clock(lambda: step_together(simulations), self.device)
+        step_together(simulations)
+        turns = [self._turn(simulations) for _ in range(self.turns)]
+        ours, plain, loader, steps = (list(column) for column in zip(*turns, strict=True))
+        kernels = engine.kernels(simulations[0].task)
+        memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        engine.release()
+        step = sum(ours) / sum(steps)
+        return Timing(
+            net=self.work.net,
+            case=case,
+            engine=engine.name,
+            kernels=kernels,
+            seconds=statistics.median(ours) / case.runs,
+            step=step,
+            ratio=sum(plain) / sum(ours),
+            loader_ratio=sum(loader) / sum(ours),
+            start=start,
+            rate=self.flops / step,
+            share=self.flops / step / self.rate(case.precision),
+            memory=float(memory),
+        )
+
+    def _turn(self, simulations: Sequence[Simulation]) -> tuple[float, float, float, int]:
+        """Return the seconds of one round of all runs, of both loops for the same steps, and how many steps."""
+        ours = clock(lambda: step_together(simulations), self.device)
+        records = [simulation.history[-1] for simulation in simulations]
+        steps = sum(self.work.steps(s, r.devices) for s, r in zip(simulations, records, strict=True))
+        devices = records[0].devices
+        own = self.work.steps(simulations[0], devices)
+        times = []
+        torch.set_num_threads(self.loop_threads)
+        for loop in self.loops.values():
+            loop.prepare(devices)
+            times.append(clock(lambda loop=loop: loop.round(devices), self.device) * steps / own)  # type: ignore[misc]
+        torch.set_num_threads(self.threads)
+        return ours, times[0], times[1], steps

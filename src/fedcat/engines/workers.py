@@ -1,0 +1,209 @@
+"""Training in several processes, each with one thread: on a CPU two of them do more than two threads of one."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcat.engines.engine import Engine, Job
+from fedcat.engines.schedule import steps_of
+from fedcat.hop import Hop, Reply
+from fedcat.local import Task
+
+PATIENCE = 5.0
+"""Seconds after which an idle worker looks whether its parent is still there."""
+
+STEP = 8
+"""What a step of a stack costs beside its rows, in rows: measured on the digits' net."""
+
+
+def can_fork() -> bool:
+    """Tell whether processes that share this one's memory can be made: on Linux, where no GPU is in use."""
+    return sys.platform == "linux" and not torch.cuda.is_available()
+
+
+class WorkersEngine(Engine):
+    """Divides hops over processes, in each of which another engine trains.
+
+    The processes are forked when the first hops come, so that they have the data and the nets without copying them;
+    what goes back and forth is what would travel in a real federation. Who trains a hop changes no bit of it where
+    the inner engine is exact.
+
+    Parameters
+    ----------
+    inner : Engine
+        Trains a process's share of the hops.
+    count : int
+        How many processes.
+    """
+
+    def __init__(self, inner: Engine, count: int) -> None:
+        super().__init__(inner.exact, inner.precision, inner.memory)
+        self.inner, self.count, self.name = inner, count, inner.name
+        self._tasks: dict[int, Task] = {}
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+
+    def train(self, jobs: Sequence[Job]) -> list[Reply]:
+        """Train the hops and return the replies in the order of the jobs."""
+        self._know([task for task, _ in jobs])
+        steps = [steps_of(task, hop) for task, hop in jobs]
+        shares = (divide_stacks if self.name == "stacked" else divide)(steps, self.count)
+        busy = [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
+        for (process, pipe), share in busy:
+            try:
+                _send(pipe, [(id(jobs[i][0]), jobs[i][1]) for i in share])
+            except ConnectionError as error:
+                raise _gone(process) from error
+        replies: dict[int, Reply] = {}
+        failed = None
+        for (process, pipe), share in busy:
+            answer = _answer(process, pipe)
+            if isinstance(answer, Exception):
+                failed = answer
+            else:
+                replies.update(zip(share, answer, strict=True))
+        if failed is not None:
+            raise failed
+        return [replies[i] for i in range(len(jobs))]
+
+    def kernels(self, task: Task) -> str:
+        """Return what computes a task's steps, in words."""
+        return f"{self.inner.kernels(task)}, {self.count} processes"
+
+    def release(self) -> None:
+        """End the processes."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.terminate()
+            process.join()
+        self._workers.clear()
+        self._tasks.clear()
+
+    def _know(self, tasks: Sequence[Task]) -> None:
+        """See to it that processes run and know all these tasks."""
+        fresh = {id(task): task for task in tasks if id(task) not in self._tasks}
+        if not fresh and self._workers:
+            return
+        known = {**self._tasks, **fresh}
+        self.release()
+        self._tasks = known
+        context = multiprocessing.get_context("fork")
+        for _ in range(self.count):
+            ours, theirs = context.Pipe()
+            others = [pipe for _, pipe in self._workers]
+            process = context.Process(target=_serve, args=(theirs, [ours, *others], self.inner, known), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+
+
+def divide(costs: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide positions so that the sums of their costs are about equal: the dearest first, to who has least."""
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    sums = [0] * parts
+    for position in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        least = sums.index(min(sums))
+        shares[least].append(position)
+        sums[least] += costs[position]
+    return shares
+
+
+def divide_stacks(steps: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide rows that are trained as stacks: a stack takes as many steps as its longest row, so like goes with like.
+
+    A step costs `STEP` and the number of its rows; the shares are those, of neighbours by length, whose dearest is
+    cheapest.
+    """
+    order = sorted(range(len(steps)), key=lambda i: -steps[i])
+
+    def shares(limit: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        cost = limit + 1
+        for position in order:
+            cost += steps[position]
+            if cost > limit:
+                found.append([])
+                cost = (STEP + 1) * steps[position]
+            found[-1].append(position)
+        return found
+
+    low, high = 0, (STEP + len(steps)) * max(steps)
+    while low < high:
+        middle = (low + high) // 2
+        fits = (STEP + 1) * max(steps) <= middle and len(shares(middle)) <= parts
+        low, high = (low, middle) if fits else (middle + 1, high)
+    found = shares(high)
+    return found + [[] for _ in range(parts - len(found))]
+
+
+def _answer(process: BaseProcess, pipe: Connection) -> Any:
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except (EOFError, ConnectionError):
+        return _gone(process)
+
+
+def _gone(process: BaseProcess) -> RuntimeError:
+    process.join(1)
+    return RuntimeError(
+        f"a process that trains ended on its own (exit code {process.exitcode}); "
+        "where memory was short, --workers 1 takes less"
+    )
+
+
+def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks: dict[int, Task]) -> None:
+    """Train what comes until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in others:
+        other.close()
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        try:
+            if not pipe.poll(PATIENCE):
+                continue
+            asked: list[tuple[int, Hop]] = pickle.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            break
+        try:
+            answer: Any = engine.train([(tasks[number], hop) for number, hop in asked])
+        except Exception as error:
+            answer = _portable(error)
+        _send(pipe, answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can travel, with the place where it happened."""
+    error.add_note("in a process that trains:\n" + "".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as arrays, each of them once."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return torch.from_numpy, (value.detach().numpy(),)
+        return NotImplemented
+
+
+def _send(pipe: Connection, value: Any) -> None:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    pipe.send_bytes(buffer.getbuffer())

@@ -1,0 +1,139 @@
+"""Processes that train give the bits that one process gives, and fail in a way that can be read."""
+
+import os
+import signal
+import time
+from itertools import combinations_with_replacement, pairwise
+
+import pytest
+import torch
+from helpers import digits_net, federation, layout_of, simulate, small_net
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcat.engines import SequentialEngine, StackedEngine, WorkersEngine, can_fork, make
+from fedcat.engines.workers import STEP, divide, divide_stacks
+from fedcat.errors import SettingError
+from fedcat.local import LocalRule
+from fedcat.methods import FedAvg, FedCat, FedGen, Scaffold
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes that train need Linux and no GPU")
+
+SIZES = [3, 9, 5, 12, 7, 4]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", [FedCat, Scaffold, FedGen])
+@pytest.mark.parametrize("name", ["sequential", "stacked"])
+def test_the_bits_are_those_of_one_process(name, method):
+    fed, rows = federation(SIZES), []
+    for workers in (1, 2, 3):
+        layout = layout_of(digits_net(), torch.float32)
+        engine = make(name, exact=True, workers=workers)
+        assert isinstance(engine, WorkersEngine) == (workers > 1)
+        sim = simulate(method, fed, layout, engine, exact=True, rounds=3, k=4, momentum=0.5)
+        sim.run()
+        engine.release()
+        rows.append((sim.method.row, [record.train_loss for record in sim.history]))
+    for row, losses in rows[1:]:
+        assert torch.equal(row, rows[0][0])
+        assert losses == rows[0][1]
+
+
+def test_simulations_that_come_later_are_known():
+    engine, layout, fed = WorkersEngine(StackedEngine(), 2), layout_of(small_net()), federation(SIZES)
+    first = simulate(FedAvg, fed, layout, engine, rounds=2, seed=1)
+    first.run()
+    processes = [process.pid for process, _ in engine._workers]
+    second = simulate(FedAvg, fed, layout, engine, rounds=2, seed=2)
+    second.run()
+    again = simulate(FedAvg, fed, layout, SequentialEngine(), rounds=2, seed=2)
+    again.run()
+    assert torch.allclose(second.method.row, again.method.row, atol=1e-12)
+    assert not set(processes) & {process.pid for process, _ in engine._workers}
+    engine.release()
+
+
+def test_release_ends_the_processes_and_train_starts_new_ones():
+    engine = WorkersEngine(SequentialEngine(), 2)
+    sim = simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=2)
+    sim.step()
+    processes = [process for process, _ in engine._workers]
+    assert all(process.is_alive() for process in processes)
+    engine.release()
+    assert not any(process.is_alive() for process in processes)
+    sim.step()
+    assert sim.done
+    engine.release()
+
+
+class Failing(LocalRule):
+    def loss(self, net, batch, beside):
+        raise SettingError("alpha must be > 0, got -1")
+
+
+class Unportable(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class Strange(LocalRule):
+    def loss(self, net, batch, beside):
+        raise Unportable("this", "that")
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "text"),
+    [(Failing(), SettingError, "alpha must be"), (Strange(), RuntimeError, "Unportable: this and that")],
+)
+def test_an_error_in_a_process_is_raised_here(rule, error, text):
+    class Own(FedAvg):
+        pass
+
+    Own.rule = rule
+    engine = WorkersEngine(SequentialEngine(), 2)
+    sim = simulate(Own, federation(SIZES), layout_of(small_net()), engine)
+    with pytest.raises(error, match=text):
+        sim.run()
+    engine.release()
+
+
+def test_a_process_that_is_killed_is_missed():
+    engine = WorkersEngine(SequentialEngine(), 2)
+    sim = simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=5)
+    sim.step()
+    os.kill(engine._workers[0][0].pid, signal.SIGKILL)
+    time.sleep(0.1)
+    with pytest.raises(RuntimeError, match=r"ended on its own \(exit code -9\)"):
+        sim.run()
+    engine.release()
+
+
+def test_work_is_divided_evenly():
+    assert [sum([5, 1, 4, 2, 2][i] for i in share) for share in divide([5, 1, 4, 2, 2], 2)] in ([7, 7], [8, 6], [6, 8])
+    assert divide([1], 3) == [[0], [], []]
+    shares = divide(list(range(100)), 4)
+    assert sorted(position for share in shares for position in share) == list(range(100))
+    sums = [sum(share) for share in shares]
+    assert max(sums) - min(sums) <= 4
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(2, 3))
+def test_stacks_are_divided_so_that_the_dearest_is_cheapest(steps, parts):
+    def cost(share):
+        return STEP * max(steps[i] for i in share) + sum(steps[i] for i in share) if share else 0
+
+    shares = divide_stacks(steps, parts)
+    assert len(shares) == parts
+    assert sorted(position for share in shares for position in share) == list(range(len(steps)))
+    order = sorted(range(len(steps)), key=lambda i: -steps[i])
+    cuts = combinations_with_replacement(range(len(steps) + 1), parts - 1)
+    ways = ([order[a:b] for a, b in pairwise([0, *cut, len(steps)])] for cut in cuts)
+    assert max(map(cost, shares)) == min(max(map(cost, way)) for way in ways)
