@@ -1,0 +1,159 @@
+"""How the cost of a round grows with K, N, the samples a device holds, and the runs side by side.
+
+    python benchmarks/scaling.py [--device auto] [--precision fp32] [--net lab-cifar] [--json FILE] [--plot FILE]
+
+FedAvg rounds on random images, one local epoch, every device with the same number of samples. One size is varied at a
+time. A point is the best of several whole rounds (selection, training, aggregation) and the memory at its peak: of
+the GPU, or of the process on a CPU. N is varied on the digits' net with two samples a device, so that a million
+devices fit anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedcat
+from fedcat.arithmetic import find_device
+from fedcat.bench.measure import clock
+from fedcat.bench.work import IMAGES
+from fedcat.simulation import step_together
+from fedcat.workshop import Workshop
+
+BASE = {"per_round": 10, "devices": 100, "samples": 500, "runs": 1}
+SWEEPS: dict[str, list[int]] = {
+    "per_round": [10, 30, 100, 300, 1000],
+    "devices": [100, 1_000, 10_000, 100_000, 1_000_000],
+    "samples": [10, 50, 250, 1000, 5000],
+    "runs": [1, 2, 4, 8, 18, 36, 72],
+}
+LABELS = {
+    "per_round": "devices in a round, K",
+    "devices": "devices, N (digits)",
+    "samples": "samples a device",
+    "runs": "runs side by side",
+}
+
+
+def sizes(sweep: str, value: int) -> dict[str, int]:
+    """Return the sizes of one point; what is varied with K is so small that 1,000 devices can be held."""
+    found = {**BASE, sweep: value}
+    if sweep == "per_round":
+        found |= {"devices": 1000, "samples": 50}
+    if sweep == "devices":
+        found |= {"samples": 2}
+    if sweep == "samples":
+        found |= {"devices": 10}
+    return found
+
+
+def federation(net: str, devices: int, samples: int) -> fedcat.Federation:
+    """Return devices that hold random images, as many each."""
+    rng = np.random.default_rng(0)
+    total = devices * samples
+    x = rng.integers(256, size=(total, *IMAGES[net].shape), dtype=np.uint8)
+    y = rng.integers(10, size=total)
+    return fedcat.Federation(fedcat.Pool(x, y), fedcat.Pool(x[:10], y[:10]), np.arange(total) % devices, classes=10)
+
+
+def point(sweep: str, value: int, words: argparse.Namespace) -> dict[str, Any]:
+    """Measure one point in this process."""
+    net = "digits-cnn" if sweep == "devices" else words.net
+    device, size = find_device(words.device), sizes(sweep, value)
+    begin = time.perf_counter()
+    data = federation(net, size["devices"], size["samples"])
+    shop = Workshop()
+    given = {"dataset": data, "net": net, "method": "fedavg", "per_round": size["per_round"], "epochs": 1}
+    given |= {"batch_size": IMAGES[net].batch_size, "lr": 1e-3, "rounds": 10**9, "evaluate_every": 10**9}
+    given |= {"device": words.device, "precision": words.precision}
+    runs = [shop.prepare({**given, "seed": seed}).simulation for seed in range(size["runs"])]
+    ready = time.perf_counter() - begin
+    first = clock(lambda: step_together(runs), device)
+    times = [clock(lambda: step_together(runs), device) for _ in range(words.turns)]
+    batch = IMAGES[net].batch_size
+    steps = size["runs"] * size["per_round"] * -(-size["samples"] // batch)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated(device)
+    return {
+        "sweep": sweep,
+        "value": value,
+        "net": net,
+        "size": size,
+        "seconds": min(times),
+        "first": first,
+        "ready": ready,
+        "steps": steps,
+        "bytes": memory,
+    }
+
+
+def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
+    """Draw time and memory against each size."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    for axes, sweep in zip(figure.subplots(1, len(SWEEPS)), SWEEPS, strict=True):
+        mine = [p for p in points if p["sweep"] == sweep]
+        x = [p["value"] for p in mine]
+        axes.loglog(x, [1e3 * p["seconds"] for p in mine], "o-", color="#1f5fa8", label="ms a round")
+        axes.loglog(x, [p["bytes"] / 1e6 for p in mine], "s--", color="#c2571a", label="memory, MB")
+        axes.set_xlabel(LABELS[sweep])
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=8)
+    figure.savefig(file, dpi=130)
+
+
+def main() -> None:
+    """Measure every point in a process of its own, print, write and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--net", default="lab-cifar", choices=list(IMAGES))
+    parser.add_argument("--sweeps", nargs="+", default=list(SWEEPS), choices=list(SWEEPS))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--point", nargs=2, help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.point:
+        print(json.dumps(point(words.point[0], int(words.point[1]), words)))
+        return
+    common = ["--device", words.device, "--precision", words.precision, "--net", words.net, "--turns", str(words.turns)]
+    points = []
+    print(f"{'varied':10} {'value':>9} {'ms a round':>11} {'us a step':>10} {'memory':>10} {'prepared in':>12}")
+    for sweep in words.sweeps:
+        for value in SWEEPS[sweep]:
+            command = [sys.executable, __file__, *common, "--point", sweep, str(value)]
+            out = subprocess.run(command, capture_output=True, text=True, check=False)
+            if out.returncode:
+                print(f"{sweep:10} {value:9} failed: {out.stderr.strip().splitlines()[-1]}", flush=True)
+                continue
+            points.append(json.loads(out.stdout.splitlines()[-1]))
+            p = points[-1]
+            print(
+                f"{sweep:10} {value:9} {1e3 * p['seconds']:11.2f} {1e6 * p['seconds'] / p['steps']:10.1f} "
+                f"{p['bytes'] / 1e6:7.0f} MB {p['ready']:10.1f} s",
+                flush=True,
+            )
+    device = find_device(words.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    if words.json:
+        head = {"device": name, "precision": words.precision, "net": words.net, "torch": torch.__version__}
+        words.json.write_text(json.dumps({**head, "points": points}, indent=1) + "\n")
+    if words.plot:
+        draw(points, f"{words.net}, {name}, {words.precision}", words.plot)
+
+
+if __name__ == "__main__":
+    main()
