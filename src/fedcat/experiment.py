@@ -79,7 +79,9 @@ class Settings:
     device: str = _is("auto", "where: auto, cpu, cuda or cuda:0 and so on")
     dtype: str = _is("float32", "the type of all numbers: float32 or float64")
     precision: str = _is("fp32", "how products are formed in training: fp32, on a GPU also tf32, or bf16")
-    memory: float | None = _is(None, "the most memory of the GPU to take, in GB; by default what is free")
+    memory: float | None = _is(
+        None, "GB of the GPU below which stacks are kept by splitting them; by default what is free"
+    )
     exact: bool | None = _is(None, "the same bits whatever runs beside it; by default on a CPU, where it costs little")
     threads: int | None = _is(None, "threads that PyTorch uses on the CPU; by default its own choice")
     workers: int | None = _is(

@@ -51,11 +51,12 @@ def test_float32_after_five_steps(name, device, record_figure):
     fed = federation([8] * 6, shape, classes)
     words = {"rounds": 1, "epochs": 5, "batch_size": 8, "lr": 0.01, "momentum": 0.5}
     a, b = both(lambda: NETS.get(name)(shape, classes), fed, torch.float32, device, **words)
-    record_figure(f"{name} {device} float32, five steps", apart(b, a), 1e-6)
-    assert apart(b, a) <= 1e-6
+    # where two places of a pooling window are almost alike, rounding decides which of them wins
+    record_figure(f"{name} {device} float32, five steps", apart(b, a), 1e-5)
+    assert apart(b, a) <= 1e-5
 
 
-LOWERED = {"tf32": 0.01, "bf16": 0.03}
+LOWERED = {"tf32": 1e-3, "bf16": 3e-3}
 """How far the rows may be apart after five steps, relative to their norm, where products are not formed in full."""
 
 

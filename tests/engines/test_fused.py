@@ -229,7 +229,7 @@ def test_the_trial_admits_what_agrees_and_says_what_does_not(monkeypatch):
     assert usable_chain(other, 4, "fp32") is None
     assert "Tanh" in why_not(other.layout, "fp32")
     wrong = task_of(digits_net())
-    monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(1), torch.ones(1)))
+    monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2)
     assert usable_chain(wrong, 4, "fp32") is None
     assert "differ from autograd" in why_not(wrong.layout, "fp32")
 

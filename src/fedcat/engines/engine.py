@@ -30,7 +30,7 @@ class Engine(ABC):
     precision : str
         How products are formed in training: ``fp32``, ``tf32`` or ``bf16``. Evaluation is always in full.
     memory : float, optional
-        The most memory of a GPU that training may take, in bytes; by default what is free.
+        Bytes of a GPU's memory below which stacks are kept by splitting them; by default what is free.
     """
 
     name: str

@@ -117,9 +117,7 @@ class Replayed:
         arena.rest()
         row = (torch.cuda.max_memory_allocated(device) - before) / len(few)
         del arena
-        free, whole = torch.cuda.mem_get_info(device)
+        free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        if self.memory is None:
-            return max(1, int(SHARE * free / row))
-        torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / whole), device)
-        return max(1, int(SHARE * min(free, self.memory - before) / row))
+        most = free if self.memory is None else min(free, self.memory - before)
+        return max(1, int(SHARE * most / row))
