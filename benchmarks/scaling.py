@@ -69,6 +69,8 @@ def point(sweep: str, value: int, words: argparse.Namespace) -> dict[str, Any]:
     """Measure one point in this process."""
     net = "digits-cnn" if sweep == "devices" else words.net
     device, size = find_device(words.device), sizes(sweep, value)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
     data = federation(net, size["devices"], size["samples"])
     shop = Workshop()
@@ -84,6 +86,7 @@ def point(sweep: str, value: int, words: argparse.Namespace) -> dict[str, Any]:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device.type == "cuda":
         memory = torch.cuda.max_memory_allocated(device)
+    runs[0].engine.release()
     return {
         "sweep": sweep,
         "value": value,
@@ -114,8 +117,16 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
     figure.savefig(file, dpi=130)
 
 
+def apart(sweep: str, value: int, common: list[str]) -> dict[str, Any]:
+    """Measure one point in a process of its own, whose memory can be told."""
+    command = [sys.executable, __file__, *common, "--point", sweep, str(value)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(out.stdout.splitlines()[-1])
+    return found
+
+
 def main() -> None:
-    """Measure every point in a process of its own, print, write and draw."""
+    """Measure every point, print, write and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
@@ -130,23 +141,17 @@ def main() -> None:
         print(json.dumps(point(words.point[0], int(words.point[1]), words)))
         return
     common = ["--device", words.device, "--precision", words.precision, "--net", words.net, "--turns", str(words.turns)]
-    points = []
+    device, points = find_device(words.device), []
     print(f"{'varied':10} {'value':>9} {'ms a round':>11} {'us a step':>10} {'memory':>10} {'prepared in':>12}")
     for sweep in words.sweeps:
         for value in SWEEPS[sweep]:
-            command = [sys.executable, __file__, *common, "--point", sweep, str(value)]
-            out = subprocess.run(command, capture_output=True, text=True, check=False)
-            if out.returncode:
-                print(f"{sweep:10} {value:9} failed: {out.stderr.strip().splitlines()[-1]}", flush=True)
-                continue
-            points.append(json.loads(out.stdout.splitlines()[-1]))
-            p = points[-1]
+            p = point(sweep, value, words) if device.type == "cuda" else apart(sweep, value, common)
+            points.append(p)
             print(
                 f"{sweep:10} {value:9} {1e3 * p['seconds']:11.2f} {1e6 * p['seconds'] / p['steps']:10.1f} "
                 f"{p['bytes'] / 1e6:7.0f} MB {p['ready']:10.1f} s",
                 flush=True,
             )
-    device = find_device(words.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     if words.json:
         head = {"device": name, "precision": words.precision, "net": words.net, "torch": torch.__version__}
