@@ -86,6 +86,17 @@ def test_launches_that_do_not_fit_are_split(replayed, monkeypatch):
         trained(FedCat, k=5)
 
 
+def test_arenas_that_are_kept_have_no_more_rows_than_fit(replayed, monkeypatch):
+    kept = []
+    run = Arena.run
+    layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([4, 4, 4, 9, 9, 9]), StackedEngine()
+    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 3)
+    monkeypatch.setattr(Arena, "run", lambda self, launch: kept.append(engine._gpu._rows()) or run(self, launch))
+    sim = simulate(FedAvg, fed, layout, engine, rounds=2, k=6)
+    sim.run()
+    assert kept == [3, 3, 3, 3]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_cap_on_memory_splits_launches_and_changes_nothing(monkeypatch):
     counts = []

@@ -61,7 +61,7 @@ class Replayed:
                 waiting += [part[most:], part[:most]]
                 continue
             try:
-                done.append(self._launch(part, chain, batch))
+                done.append(self._launch(part, chain, batch, most))
             except torch.OutOfMemoryError:
                 self.release()
                 if len(part) == 1 or self._fill(chain) > 1:
@@ -86,16 +86,19 @@ class Replayed:
         """Return to how many rows a launch is filled up: kernels of our own do not care how many there are."""
         return FIXED if self.exact and chain is None else 1
 
-    def _launch(self, jobs: list[Job], chain: Chain | None, batch: int) -> tuple[Launch, Tensor, Tensor]:
-        """Start a launch; the host does not wait for it."""
+    def _launch(self, jobs: list[Job], chain: Chain | None, batch: int, most: int) -> tuple[Launch, Tensor, Tensor]:
+        """Start a launch; the host does not wait for it. Arenas that are kept have no more rows than fit in all."""
         launch = Launch(jobs, [batches(task, hop) for task, hop in jobs], self.width, batch)
         form = launch.form()
         if form not in self._arenas:
-            while len(self._arenas) >= KEPT:
+            while self._arenas and (len(self._arenas) >= KEPT or self._rows() + len(jobs) > most):
                 self._arenas.popitem(last=False)
             self._arenas[form] = Arena(launch, chain, self.precision, self.width, self._fill(chain))
         self._arenas.move_to_end(form)
         return launch, *self._arenas[form].run(launch)
+
+    def _rows(self) -> int:
+        return sum(arena.count for arena in self._arenas.values())
 
     def _replies(self, launch: Launch, ends: Tensor, losses: Tensor) -> list[Reply]:
         means = (losses.cpu().numpy() / launch.counts).tolist()

@@ -20,6 +20,8 @@ from fedcat.federation.pool import Pool
 MODES = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}
 TAIL_WIDTH = 256
 """Units of a hidden layer up to which it is computed in one piece with the loss."""
+NARROW = 2
+"""Rows up to which kernels that do not wait for each other run side by side."""
 BATCH_SPLIT = 4
 """Samples over which one program adds up the gradient of a convolution's weights."""
 
@@ -119,8 +121,8 @@ class Program:
 
     @contextmanager
     def _aside(self, number: int) -> Iterator[None]:
-        """Launch beside the others: weights' gradients wait for nobody but the step."""
-        if self.rows.p.device.type != "cuda":
+        """Launch beside the others where few rows leave most of the GPU idle; wider launches hinder each other."""
+        if self.rows.p.device.type != "cuda" or self.width > NARROW:
             yield
             return
         while len(self._streams) <= number:
