@@ -68,7 +68,11 @@ class _Local:
         self.leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(self.p).items()}
         self.buffers = layout.buffer_views(hop.start[layout.parameter_size :])
         self.sgd = torch.optim.SGD(
-            list(self.leaves.values()), lr=hop.lr, momentum=task.momentum, weight_decay=task.weight_decay
+            list(self.leaves.values()),
+            lr=hop.lr,
+            momentum=task.momentum,
+            weight_decay=task.weight_decay,
+            fused=True if self.p.device.type == "cpu" else None,
         )
         self.sent, self.memory = stack([hop.sent]), stack([hop.memory])
         self.start = hop.start[None, : layout.parameter_size]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import io
 import multiprocessing
 import os
@@ -169,6 +171,7 @@ def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks
     for other in others:
         other.close()
     torch.set_num_threads(1)
+    _keep_memory()
     parent = os.getppid()
     while os.getppid() == parent:
         try:
@@ -182,6 +185,14 @@ def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks
         except Exception as error:
             answer = _portable(error)
         _send(pipe, answer)
+
+
+def _keep_memory() -> None:
+    """Let this process keep what it frees: every step asks for the same again, and new pages are dear."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option, value in ((-1, 2**31 - 1), (-3, 2**30)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc
+            library.mallopt(option, value)
 
 
 def _portable(error: Exception) -> Exception:
