@@ -93,7 +93,7 @@ class _Local:
             flat = rule.gradient(flat, self.p[None], self.start, self.sent, self.memory)[0]
             grads = tuple(self.task.layout.parameter_views(flat).values())
         for leaf, grad in zip(self.leaves.values(), grads, strict=True):
-            leaf.grad = grad
+            leaf.grad = grad.contiguous()  # the fused optimiser walks through memory
         if self.task.clip is not None:
             nn.utils.clip_grad_norm_(list(self.leaves.values()), self.task.clip)
         self.sgd.step()
