@@ -149,7 +149,7 @@ class Task:
     @property
     def padding(self) -> int:
         """The length to which batches are filled up where it must not depend on what else is trained: two or more."""
-        return max(2, min(self.batch_size, int(self.federation.sizes.max())))
+        return max(2, min(self.batch_size + self.join_lone, int(self.federation.sizes.max())))
 
 
 def stack(mappings: Sequence[Tensors]) -> dict[str, Tensor]:

@@ -112,6 +112,7 @@ class Simulation:
         self.history: list[Record] = []
         self.seconds = 0.0
         self.door = Door(task.layout.size, task.layout.dtype, bound)
+        self._closed = False
         self._ended: dict[int, list[tuple[Hop, Reply]]] = {}
 
     @property
@@ -151,13 +152,17 @@ class Simulation:
         return f"method {name} must keep a global row of {layout.dtype} of shape ({layout.size},), got {got}"
 
     def due(self) -> dict[str, Tensor]:
-        """Return the rows that are to be evaluated before the next round is recorded; none where it is not time."""
+        """Return the rows that are to be evaluated before the next round is recorded; none where it is not time.
+
+        After the last round the method is closed first.
+        """
         number = len(self.history) + 1
         if number > min(self.method.round, self.rounds):
             return {}
-        if number == self.rounds:
+        if number == self.rounds and not self._closed:
             self.method.close()
-        elif number % self.evaluate_every:
+            self._closed = True
+        if number < self.rounds and number % self.evaluate_every:
             return {}
         return dict(self.method.models(*self.evaluate))
 
@@ -250,7 +255,7 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
         do_together(works.values())
         for simulation in busy:
             simulation.seconds += (time.perf_counter() - begin) / len(busy)
-    due = [(simulation, simulation.due()) for simulation in simulations]
+    due = [(simulation, _timed(simulation, simulation.due)) for simulation in simulations]
     scores = evaluate_together(due)
     return [simulation.record(found) for (simulation, _), found in zip(due, scores, strict=True)]
 

@@ -133,6 +133,36 @@ class TiedAutoencoder(nn.Module):
         return self.out(torch.tanh(self.back(torch.tanh(self.into(x.flatten(1))))))
 
 
+class Viewed(nn.Module):
+    """Looks at how its values lie in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.out = nn.Linear(144, 10)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.conv(x)).view(len(x), -1))
+
+
+class Turned(nn.Module):
+    """Its weights' gradients come back transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(10, 192) - 0.5)
+
+    def forward(self, x):
+        return torch.einsum("bi,oi->bo", x.flatten(1), self.weight)
+
+
+@pytest.mark.parametrize("net", [Viewed, Turned])
+def test_how_values_lie_in_memory_changes_nothing(net):
+    fed = federation(SIZES, (3, 8, 8))
+    a, b = both(net, fed, torch.float64, "cpu", rounds=3, momentum=0.5)
+    assert apart(b, a) < 1e-12
+
+
 def test_tied_weights():
     fed = federation(SIZES)
     a, b = both(TiedAutoencoder, fed, torch.float64, "cpu", rounds=3, momentum=0.5)

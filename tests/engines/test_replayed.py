@@ -1,5 +1,7 @@
 """Launches that are replayed give what launches step by step give; they are split where memory ends."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from fedcat.engines import StackedEngine
 from fedcat.engines.arena import Arena, _levels
 from fedcat.engines.engine import Engine
 from fedcat.engines.evaluation import evaluate_together
+from fedcat.local import LocalRule
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.simulation import run_together
 
@@ -66,6 +69,61 @@ def test_launches_of_one_form_use_the_same_memory(replayed, monkeypatch):
     assert len(made) == before + 2
 
 
+@dataclass(frozen=True)
+class Both(LocalRule):
+    """A loss and a gradient of its own, both of which look at the start."""
+
+    def loss(self, net, batch, beside):
+        near = batch.mean((net.logits(batch.x) - net.at(beside.start).logits(batch.x)).square().mean(1))
+        return super().loss(net, batch, beside) + 0.1 * near
+
+    def gradient(self, g, p, start, sent, memory):
+        return g + 0.5 * (p - start)
+
+
+class WithBoth(FedAvg):
+    rule = Both()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("method", [FedAvg, FedProx, Scaffold, FedGen, WithBoth])
+def test_memory_that_is_used_again_holds_nothing_of_the_last_launch(method, exact, replayed, monkeypatch):
+    arenas = []
+    run = Arena.run
+    monkeypatch.setattr(Arena, "run", lambda self, launch: arenas.append(self) or run(self, launch))
+    make_net = digits_net if method is FedGen else small_net
+    layout, fed = layout_of(make_net(), torch.float64, DEVICE), federation([7, 3, 3, 7, 7])
+    engine = StackedEngine(exact)
+    for seed, clip in ((1, None), (2, 0.05), (3, None)):
+        rows = []
+        for used in ("sequential", engine):
+            words = {"rounds": 3, "k": 3, "seed": seed, "clip": clip, "momentum": 0.9, "batch_size": 4}
+            sim = simulate(method, fed, layout, used, exact=exact, **words)
+            sim.run()
+            rows.append(sim.method.row)
+        assert apart(rows[1], rows[0]) < 1e-10
+    assert len(set(arenas)) < len(arenas) / 2
+
+
+def test_rows_of_very_different_batches_do_not_share_a_launch(replayed, monkeypatch):
+    batches = []
+    run = Arena.run
+    monkeypatch.setattr(Arena, "run", lambda self, launch: batches.append(launch.batch) or run(self, launch))
+    layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([40] * 4), StackedEngine()
+    together = [simulate(FedAvg, fed, layout, engine, rounds=1, batch_size=size) for size in (4, 5, 40)]
+    run_together(together)
+    assert batches == [5, 40]
+    for size, sim in zip((4, 5, 40), together, strict=True):
+        alone = simulate(FedAvg, fed, layout, "sequential", rounds=1, batch_size=size)
+        alone.run()
+        assert apart(sim.method.row, alone.method.row) < 1e-10
+
+
+def test_a_lone_sample_that_joins_a_batch_has_room(replayed):
+    a, b = (trained(FedAvg, engine, join_lone=True) for engine in ("sequential", "stacked"))
+    assert apart(b.method.row, a.method.row) < 1e-10
+
+
 def test_launches_that_do_not_fit_are_split(replayed, monkeypatch):
     tried = []
     run = Arena.run
@@ -80,6 +138,7 @@ def test_launches_that_do_not_fit_are_split(replayed, monkeypatch):
     monkeypatch.setattr(Arena, "run", small)
     split = trained(FedCat, k=5)
     assert tried[:5] == [5, 2, 2, 1, 2]
+    assert set(tried[5:]) == {1, 2}
     assert apart(split.method.row, whole.method.row) < 1e-10
     monkeypatch.setattr(Arena, "run", lambda self, launch: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
     with pytest.raises(torch.OutOfMemoryError):
@@ -91,10 +150,10 @@ def test_arenas_that_are_kept_have_no_more_rows_than_fit(replayed, monkeypatch):
     run = Arena.run
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([4, 4, 4, 9, 9, 9]), StackedEngine()
     monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 3)
-    monkeypatch.setattr(Arena, "run", lambda self, launch: kept.append(engine._gpu._rows()) or run(self, launch))
+    monkeypatch.setattr(Arena, "run", lambda self, launch: kept.append(engine._gpu.taken()) or run(self, launch))
     sim = simulate(FedAvg, fed, layout, engine, rounds=2, k=6)
     sim.run()
-    assert kept == [3, 3, 3, 3]
+    assert kept == [1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

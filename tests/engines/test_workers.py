@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 
 import pytest
@@ -111,8 +112,47 @@ def test_a_process_that_is_killed_is_missed():
     sim.step()
     os.kill(engine._workers[0][0].pid, signal.SIGKILL)
     time.sleep(0.1)
-    with pytest.raises(RuntimeError, match=r"ended on its own \(exit code -9\)"):
+    with pytest.raises(RuntimeError, match=r"ended on its own, exit code -9 \(killed"):
         sim.run()
+    assert not engine._workers
+    sim = simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=2)
+    sim.run()
+    engine.release()
+
+
+def test_an_answer_that_nobody_fetched_is_not_taken_for_the_next(monkeypatch):
+    engine, layout, fed = WorkersEngine(SequentialEngine(), 2), layout_of(small_net()), federation(SIZES)
+    sim = simulate(FedAvg, fed, layout, engine, rounds=3)
+    sim.step()
+    jobs = sim.plan()
+
+    def interrupted(process, pipe):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcat.engines.workers._answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.train(jobs)
+    others = [(task, replace(hop, id=hop.id + 100)) for task, hop in jobs]
+    assert [reply.hop for reply in engine.train(others)] == [hop.id for _, hop in others]
+    assert engine.train([]) == []
+    engine.release()
+
+
+class Unsendable(LocalRule):
+    def report(self, task, hop):
+        return {"half": torch.zeros(2, dtype=torch.bfloat16)}
+
+
+def test_a_reply_that_cannot_travel_is_an_error_and_no_death():
+    class Own(FedAvg):
+        rule = Unsendable()
+
+    engine = WorkersEngine(SequentialEngine(), 2)
+    sim = simulate(Own, federation(SIZES), layout_of(small_net()), engine)
+    with pytest.raises(TypeError, match="BFloat16"):
+        sim.run()
+    assert all(process.is_alive() for process, _ in engine._workers)
     engine.release()
 
 

@@ -51,7 +51,7 @@ class Timing:
     engine, kernels : str
         What trained.
     memory : float
-        Bytes of the GPU at most, 0 on a CPU.
+        Bytes of the GPU at most in the first two rounds, the data and the loop's included; 0 on a CPU.
     """
 
     net: str
@@ -150,11 +150,14 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
         start = clock(lambda: step_together(simulations), self.device)
         step_together(simulations)
-        turns = [self._turn(simulations) for _ in range(self.turns)]
-        ours, plain, loader, steps = (list(column) for column in zip(*turns, strict=True))
-        kernels = engine.kernels(simulations[0].task)
         memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        engine.release()
+        try:
+            turns = [self._turn(simulations) for _ in range(self.turns)]
+            kernels = engine.kernels(simulations[0].task)
+        finally:
+            torch.set_num_threads(self.threads)
+            engine.release()
+        ours, plain, loader, steps = (list(column) for column in zip(*turns, strict=True))
         step = sum(ours) / sum(steps)
         return Timing(
             net=self.work.net,

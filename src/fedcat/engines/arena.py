@@ -94,7 +94,8 @@ class Arena:
         self.device = hop.start.device
         sizes = (layout.parameter_size, layout.size - layout.parameter_size, launch.room, launch.batch)
         self.rows = Rows.make(self.count, *sizes, like=hop.start)
-        self.slabs = [slab.copy() for slab in launch.slabs]
+        whole = launch.rule.own_loss
+        self.slabs = [slab.copy(self.count if whole else slab.stop - slab.first) for slab in launch.slabs]
         self.program: Any
         if chain is not None:
             from fedcat.engines.fused.program import Program
@@ -121,10 +122,6 @@ class Arena:
         if not launch.rule.own_loss:
             return {"start": self.rows.p.new_empty(self.count, 0), "sent": {}, "memory": {}}
         (slab,) = self.slabs
-        if self.count > slab.stop:
-            slab.start = self._filled(slab.start)
-            slab.sent = {n: self._filled(t) for n, t in slab.sent.items()}
-            slab.memory = {n: self._filled(t) for n, t in slab.memory.items()}
         return {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
 
     def _filled(self, values: Tensor) -> Tensor:

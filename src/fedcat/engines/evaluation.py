@@ -16,12 +16,20 @@ from fedcat.models.layout import Layout
 
 SAMPLES = 20_000
 """Samples that pass through the rows at a time, counted once for each row."""
+ROWS = 40
+"""Rows that are evaluated in one pass at most."""
 
 
 def evaluate_together(
     layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
 ) -> list[tuple[float, float]]:
     """Return accuracy and mean loss of each row on a pool, or on its samples at `index`."""
+    if len(rows) > ROWS:
+        return [
+            score
+            for begin in range(0, len(rows), ROWS)
+            for score in evaluate_together(layout, rows[begin : begin + ROWS], pool, index)
+        ]
     where = torch.arange(len(pool), device=pool.x.device) if index is None else index
     layout.net.eval()
     size, stacked = layout.parameter_size, torch.stack(list(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,10 +18,13 @@ from fedcat.engines.slab import replies_of
 from fedcat.engines.width import FIXED, Width
 from fedcat.hop import Reply
 from fedcat.local import Task
+from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
 
 KEPT = 4
 """Arenas that are kept for the next round."""
+UNLIMITED = 1_000_000
+"""Rows that fit where there is no GPU whose memory could end."""
 SHARE = 0.9
 """The part of the memory that is planned with; the rest is for what cannot be foreseen."""
 
@@ -36,8 +40,9 @@ class Replayed:
 
     def __init__(self, exact: bool, precision: str, memory: float | None) -> None:
         self.exact, self.precision, self.memory = exact, precision, memory
-        self._arenas: OrderedDict[object, Arena] = OrderedDict()
+        self._arenas: OrderedDict[object, tuple[Arena, float]] = OrderedDict()
         self._most: dict[object, int] = {}
+        self._kernels: WeakKeyDictionary[Layout, str] = WeakKeyDictionary()
         self.width = Width(FIXED, FIXED) if exact else Width()
 
     def takes(self, task: Task) -> bool:
@@ -49,35 +54,45 @@ class Replayed:
         task = jobs[0][0]
         task.layout.net.train()
         batch = max(task.padding for task, _ in jobs)
+        rules = dict.fromkeys(task.rule for task, _ in jobs)
+        key = (task.layout, task.pool, batch, *rules)
+        if key not in self._most:
+            self._arenas.clear()
         chain = usable_chain(task, batch, self.precision)
-        key = (task.layout, task.rule.loss_key(), batch)
+        self._kernels[task.layout] = why_not(task, batch, self.precision)
         if key not in self._most:
             self._most[key] = self._fitting(jobs, chain, batch)
         waiting, done = [jobs], []
         while waiting:
             part = waiting.pop()
             most = self._most[key]
-            if len(part) > most:
-                waiting += [part[most:], part[:most]]
+            whole = min(most, FIXED) if self._fill(chain) > 1 else most
+            if len(part) > whole:
+                pieces = -(-len(part) // whole)
+                size = -(-len(part) // pieces)
+                waiting += [part[begin : begin + size] for begin in reversed(range(0, len(part), size))]
                 continue
             try:
                 done.append(self._launch(part, chain, batch, most))
             except torch.OutOfMemoryError:
-                self.release()
-                if len(part) == 1 or self._fill(chain) > 1:
+                alone = len(self._arenas) < 2
+                self._arenas.clear()
+                torch.cuda.empty_cache()
+                if alone and (len(part) == 1 or self._fill(chain) > 1):
                     raise
-                self._most[key] = len(part) // 2
+                self._most[key] = len(part) // 2 if alone else most
                 waiting.append(part)
         return [reply for launch, ends, losses in done for reply in self._replies(launch, ends, losses)]
 
     def kernels(self, task: Task) -> str:
         """Return what computes a task's steps, in words."""
-        reason = "the method has a loss of its own" if task.rule.own_loss else why_not(task.layout, self.precision)
+        reason = self._kernels.get(task.layout, "nothing was trained yet")
         return f"torch.vmap, replayed: {reason}" if reason else "fused"
 
     def release(self) -> None:
         """Give the arenas' memory back."""
         self._arenas.clear()
+        self._most.clear()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -87,38 +102,37 @@ class Replayed:
         return FIXED if self.exact and chain is None else 1
 
     def _launch(self, jobs: list[Job], chain: Chain | None, batch: int, most: int) -> tuple[Launch, Tensor, Tensor]:
-        """Start a launch; the host does not wait for it. Arenas that are kept have no more rows than fit in all."""
+        """Start a launch; the host does not wait for it. Arenas that are kept fit into memory together."""
         launch = Launch(jobs, [batches(task, hop) for task, hop in jobs], self.width, batch)
-        form = launch.form()
+        form, share = launch.form(), max(len(jobs), self._fill(chain)) / most
         if form not in self._arenas:
-            while self._arenas and (len(self._arenas) >= KEPT or self._rows() + len(jobs) > most):
+            while self._arenas and (len(self._arenas) >= KEPT or self.taken() + share > 1):
                 self._arenas.popitem(last=False)
-            self._arenas[form] = Arena(launch, chain, self.precision, self.width, self._fill(chain))
+            self._arenas[form] = Arena(launch, chain, self.precision, self.width, self._fill(chain)), share
         self._arenas.move_to_end(form)
-        return launch, *self._arenas[form].run(launch)
+        return launch, *self._arenas[form][0].run(launch)
 
-    def _rows(self) -> int:
-        return sum(arena.count for arena in self._arenas.values())
+    def taken(self) -> float:
+        """Return the share of the memory that the arenas take."""
+        return sum(share for _, share in self._arenas.values())
 
     def _replies(self, launch: Launch, ends: Tensor, losses: Tensor) -> list[Reply]:
         means = (losses.cpu().numpy() / launch.counts).tolist()
         found = replies_of(launch.jobs, launch.slabs, ends, launch.counts, means)
-        return [found[launch.place.index(i)] for i in range(len(found))]
+        return [reply for _, reply in sorted(zip(launch.place, found, strict=True), key=lambda pair: pair[0])]
 
     def _fitting(self, jobs: list[Job], chain: Chain | None, batch: int) -> int:
-        """Return how many rows fit into memory: measured on a launch of two, of which no row takes a step."""
-        if self._fill(chain) > 1:
-            return FIXED
+        """Return how many rows fit into memory: measured on a few, one of each rule, of which none takes a step."""
         device = jobs[0][1].start.device
         if device.type != "cuda":
-            return len(jobs)
-        few = jobs[:2]
+            return UNLIMITED
+        few = list({task.rule: (task, hop) for task, hop in reversed(jobs)}.values())
         launch = Launch(few, [batches(task, hop) for task, hop in few], self.width, batch)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        arena = Arena(launch, chain, self.precision, self.width)
+        arena = Arena(launch, chain, self.precision, self.width, self._fill(chain))
         arena.rest()
-        row = (torch.cuda.max_memory_allocated(device) - before) / len(few)
+        row = (torch.cuda.max_memory_allocated(device) - before) / arena.count
         del arena
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -13,6 +13,7 @@ from fedcat.engines.engine import Engine, Job
 from fedcat.engines.schedule import batches
 from fedcat.hop import Hop, Reply
 from fedcat.local import Batch, Beside, LocalRule, Task, stack
+from fedcat.models.traits import channels_last, convolved, traits
 
 
 class SequentialEngine(Engine):
@@ -44,18 +45,9 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
         torch.manual_seed(torch_seed(chance(task.seed, Purpose.NET, hop.round, hop.device, hop.visit)))
         for step, length in enumerate(lengths.tolist()):
             part = where[step, :length]
-            batch = Batch(_channels_last(task.pool.inputs(part, layout.dtype)), task.pool.y[part])
+            batch = Batch(local.lay(task.pool.inputs(part, layout.dtype)), task.pool.y[part])
             total += local.step(batch, {n: t[step] for n, t in drawn.items()})
     return local.reply(len(lengths), float(total) / len(lengths))
-
-
-def _channels_last(values: Tensor) -> Tensor:
-    """Return images or a convolution's weights in the order in which a CPU convolves them fastest."""
-    if values.device.type != "cpu" or values.dim() != 4:
-        return values
-    if values.shape[1] == 1:  # both orders are one then, but only these strides say so
-        return values.as_strided(values.shape, (values.stride(0), 1, values.stride(2), values.stride(3)))
-    return values.contiguous(memory_format=torch.channels_last)
 
 
 class _Local:
@@ -76,13 +68,19 @@ class _Local:
         )
         self.sent, self.memory = stack([hop.sent]), stack([hop.memory])
         self.start = hop.start[None, : layout.parameter_size]
+        last = layout.device.type == "cpu" and traits(layout, task.pool).channels_last
+        self.turned = set(convolved(layout)) if last else set()
         self.changes_gradient = type(task.rule).gradient is not LocalRule.gradient
         self.changes_step = type(task.rule).after is not LocalRule.after
+
+    def lay(self, values: Tensor) -> Tensor:
+        """Return images or weights in the order in which a CPU convolves them fastest, if the net takes it."""
+        return channels_last(values) if self.turned else values
 
     def step(self, batch: Batch, drawn: dict[str, Tensor]) -> Tensor:
         """Take one step and return the loss before it."""
         rule = self.task.rule
-        leaves = {n: _channels_last(leaf) for n, leaf in self.leaves.items()}
+        leaves = {n: self.lay(leaf) if n in self.turned else leaf for n, leaf in self.leaves.items()}
         net = self.task.layout.bind(leaves, self.buffers)
         with lowered(self.precision, self.p.device):
             loss = rule.loss(net, batch, Beside(self.start[0], self.hop.sent, self.hop.memory, drawn))

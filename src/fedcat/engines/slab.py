@@ -43,16 +43,17 @@ class Slab:
         self.count = len(mine)
         if self.changes_gradient or self.changes_step:
             every = self.count == self.stop - self.first
-            part = slice(None) if every and (mine == np.arange(self.count)).all() else mine
+            part = slice(0, self.count) if every and (mine == np.arange(self.count)).all() else mine
             self._start, self._lr = take(self.start, part), take(self.lr, part)
             self._sent, self._memory = taken(self.sent, part), taken(self.memory, part)
 
-    def copy(self) -> Slab:
-        """Return a slab like this one in memory of its own, for `load`."""
+    def copy(self, rows: int) -> Slab:
+        """Return a slab like this one in memory of its own, for `load`; copies of the last row fill it up to `rows`."""
         own = copy(self)
         for name in ("start", "lr"):
-            setattr(own, name, _owned(getattr(self, name)))
-        own.sent, own.memory = ({n: _owned(t) for n, t in part.items()} for part in (self.sent, self.memory))
+            setattr(own, name, _owned(getattr(self, name), rows))
+        own.sent = {n: _owned(t, rows) for n, t in self.sent.items()}
+        own.memory = {n: _filled(t, rows) for n, t in self.memory.items()}
         own.keep(np.arange(self.first, self.stop))
         return own
 
@@ -64,8 +65,9 @@ class Slab:
 
     def form(self) -> tuple[object, ...]:
         """Return what two slabs must have in common for one to be loaded into the other."""
+        alike = tuple(shared(t) for t in self.sent.values())
         names = (*self.sent, "|", *self.memory)
-        return self.rule, self.stop - self.first, names, tuple((t.shape, t.dtype, shared(t)) for t in self._tensors())
+        return self.rule, self.stop - self.first, names, alike, tuple((t.shape, t.dtype) for t in self._tensors())
 
     def _tensors(self) -> list[Tensor]:
         if not (self.changes_gradient or self.changes_step or self.rule.own_loss):
@@ -168,5 +170,10 @@ def shared(stacked: Tensor) -> bool:
     return stacked.stride(0) == 0 and len(stacked) > 1
 
 
-def _owned(stacked: Tensor) -> Tensor:
-    return stacked[:1].clone().expand_as(stacked) if shared(stacked) else stacked.clone()
+def _owned(stacked: Tensor, rows: int) -> Tensor:
+    """Return a copy filled up to `rows`; what all rows share stays shared."""
+    return stacked[:1].clone().expand(rows, *stacked.shape[1:]) if shared(stacked) else _filled(stacked, rows)
+
+
+def _filled(stacked: Tensor, rows: int) -> Tensor:
+    return stacked[torch.arange(rows, device=stacked.device).clamp(max=len(stacked) - 1)]

@@ -52,7 +52,7 @@ class StackedEngine(Engine):
                 id(task.pool),
                 task.rule.loss_key(),
                 (*hop.sent, *hop.memory) if task.rule.own_loss else None,
-                task.padding if self.exact else None,
+                task.padding if self.exact else task.padding.bit_length(),
             )
             launches.setdefault(key, []).append(position)
         replies: dict[int, Reply] = {}
@@ -86,7 +86,11 @@ class StackedEngine(Engine):
         """Return accuracy and mean loss of each row; on a GPU of all rows in one pass, unless the mode is exact."""
         if self.exact or len(rows) < 2 or layout.device.type != "cuda" or traits(layout, pool).unstackable:
             return super().evaluate(layout, rows, pool, index)
-        return evaluate_together(layout, rows, pool, index)
+        try:
+            return evaluate_together(layout, rows, pool, index)
+        except torch.OutOfMemoryError:
+            self.release()
+            return super().evaluate(layout, rows, pool, index)
 
 
 class _Launch:
@@ -277,7 +281,7 @@ class _Launch:
     def _replies(self) -> list[Reply]:
         losses = (self.loss.cpu().numpy() / self.counts).tolist()
         found = replies_of(self.jobs, self.slabs, self.ends, self.counts, losses)
-        return [found[self.order.index(i)] for i in range(len(self.jobs))]
+        return [reply for _, reply in sorted(zip(self.order, found, strict=True), key=lambda pair: pair[0])]
 
 
 def _longer(values: Tensor, steps: int) -> Tensor:

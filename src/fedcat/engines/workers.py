@@ -59,23 +59,26 @@ class WorkersEngine(Engine):
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops and return the replies in the order of the jobs."""
+        if not jobs:
+            return []
         self._know([task for task, _ in jobs])
         steps = [steps_of(task, hop) for task, hop in jobs]
         shares = (divide_stacks if self.name == "stacked" else divide)(steps, self.count)
         busy = [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
-        for (process, pipe), share in busy:
-            try:
-                _send(pipe, [(id(jobs[i][0]), jobs[i][1]) for i in share])
-            except ConnectionError as error:
-                raise _gone(process) from error
         replies: dict[int, Reply] = {}
         failed = None
-        for (process, pipe), share in busy:
-            answer = _answer(process, pipe)
-            if isinstance(answer, Exception):
-                failed = answer
-            else:
-                replies.update(zip(share, answer, strict=True))
+        try:
+            for (process, pipe), share in busy:
+                _ask(process, pipe, [(id(jobs[i][0]), jobs[i][1]) for i in share])
+            for (process, pipe), share in busy:
+                answer = _answer(process, pipe)
+                if isinstance(answer, Exception):
+                    failed = answer
+                else:
+                    replies.update(zip(share, answer, strict=True))
+        except BaseException:  # an answer that nobody fetched must not be taken for the next one
+            self.release()
+            raise
         if failed is not None:
             raise failed
         return [replies[i] for i in range(len(jobs))]
@@ -150,19 +153,25 @@ def divide_stacks(steps: Sequence[int], parts: int) -> list[list[int]]:
     return found + [[] for _ in range(parts - len(found))]
 
 
+def _ask(process: BaseProcess, pipe: Connection, asked: list[tuple[int, Hop]]) -> None:
+    message = _packed(asked)
+    try:
+        pipe.send_bytes(message)
+    except ConnectionError as error:
+        raise _gone(process) from error
+
+
 def _answer(process: BaseProcess, pipe: Connection) -> Any:
     try:
         return pickle.loads(pipe.recv_bytes())
-    except (EOFError, ConnectionError):
-        return _gone(process)
+    except (EOFError, ConnectionError) as error:
+        raise _gone(process) from error
 
 
 def _gone(process: BaseProcess) -> RuntimeError:
     process.join(1)
-    return RuntimeError(
-        f"a process that trains ended on its own (exit code {process.exitcode}); "
-        "where memory was short, --workers 1 takes less"
-    )
+    short = " (killed, perhaps since memory was short: --workers 1 takes less)" if process.exitcode == -9 else ""
+    return RuntimeError(f"a process that trains ended on its own, exit code {process.exitcode}{short}")
 
 
 def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks: dict[int, Task]) -> None:
@@ -181,10 +190,10 @@ def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks
         except (EOFError, OSError):
             break
         try:
-            answer: Any = engine.train([(tasks[number], hop) for number, hop in asked])
+            answer = _packed(engine.train([(tasks[number], hop) for number, hop in asked]))
         except Exception as error:
-            answer = _portable(error)
-        _send(pipe, answer)
+            answer = _packed(_portable(error))
+        pipe.send_bytes(answer)
 
 
 def _keep_memory() -> None:
@@ -214,7 +223,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _send(pipe: Connection, value: Any) -> None:
+def _packed(value: Any) -> memoryview:
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
-    pipe.send_bytes(buffer.getbuffer())
+    return buffer.getbuffer()

@@ -6,7 +6,7 @@ import hashlib
 import math
 import numbers
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class Normalise:
         return x.to(dtype, copy=True).div_(self.scale).sub_(mean).div_(std)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:

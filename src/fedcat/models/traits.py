@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,12 +32,15 @@ class Traits:
         Whether the net cannot train on a batch of one sample.
     flops : float
         Floating-point operations of a forward pass, for one sample.
+    channels_last : bool
+        Whether the net gives the same where images and its convolutions' weights lie channels last in memory.
     """
 
     unstackable: str
     mixes_samples: bool
     refuses_one: bool
     flops: float
+    channels_last: bool
 
 
 _found: WeakKeyDictionary[Layout, Traits] = WeakKeyDictionary()
@@ -69,7 +73,8 @@ def _tried(layout: Layout, x: Tensor) -> Traits:
         layout.net.eval()
         with FlopCounterMode(display=False) as counter:
             _forward(layout, row, x)
-        return Traits(_unstackable(layout, row, x), mixes, refuses, counter.get_total_flops() / len(x))
+        flops = counter.get_total_flops() / len(x)
+        return Traits(_unstackable(layout, row, x), mixes, refuses, flops, _takes_channels_last(layout, row, x))
 
 
 def _forward(layout: Layout, row: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -106,6 +111,34 @@ def _refuses_one(layout: Layout, row: Tensor, x: Tensor) -> bool:
     return False
 
 
+def channels_last(values: Tensor) -> Tensor:
+    """Return a tensor of images or of a convolution's weights with the channels last in memory."""
+    if values.shape[1] == 1:  # both orders are one then, but only these strides say so
+        return values.as_strided(values.shape, (values.stride(0), 1, values.stride(2), values.stride(3)))
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def convolved(layout: Layout) -> list[str]:
+    """Return the names of the weights of the net's two-dimensional convolutions."""
+    return [f"{name}.weight".removeprefix(".") for name, m in layout.net.named_modules() if type(m) is nn.Conv2d]
+
+
+def _takes_channels_last(layout: Layout, row: Tensor, x: Tensor) -> bool:
+    """Try images and convolutions channels last: a net may look at how its values lie in memory."""
+    names = set(convolved(layout))
+    if x.dim() != 4 or not x.is_floating_point() or not names:
+        return False
+    layout.net.train()
+    found = []
+    try:
+        for last in (False, True):
+            torch.manual_seed(0)
+            found.append(_results(layout, row[None], channels_last(x) if last else x, turned=names if last else set()))
+    except RuntimeError:
+        return False
+    return all(_same(a, b) for a, b in zip(*found, strict=True))
+
+
 def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
     """Return why two stacked copies fail or give other results or gradients than one copy after the other."""
     layout.net.train()
@@ -127,7 +160,9 @@ def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
     return ""
 
 
-def _results(layout: Layout, rows: Tensor, x: Tensor, stacked: bool = False) -> list[Tensor]:
+def _results(
+    layout: Layout, rows: Tensor, x: Tensor, stacked: bool = False, turned: Collection[str] = ()
+) -> list[Tensor]:
     """Return logits, new buffers and gradients of rows [R, D], each with the dimension R first."""
     size = layout.parameter_size
     with torch.enable_grad():
@@ -141,7 +176,8 @@ def _results(layout: Layout, rows: Tensor, x: Tensor, stacked: bool = False) -> 
         if stacked:
             logits, after = vmap(run)(leaves, buffers, x.expand(len(rows), *x.shape))
         else:
-            one, moved = run({n: v[0] for n, v in leaves.items()}, {n: b[0] for n, b in buffers.items()}, x)
+            single = {n: channels_last(v[0]) if n in turned else v[0] for n, v in leaves.items()}
+            one, moved = run(single, {n: b[0] for n, b in buffers.items()}, x)
             logits, after = one[None], {n: b[None] for n, b in moved.items()}
         grads = torch.autograd.grad(logits.square().sum(), list(leaves.values()), materialize_grads=True)
     return [logits.detach(), *(b.detach() for b in after.values()), *grads]

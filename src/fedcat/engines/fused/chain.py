@@ -168,6 +168,8 @@ class _Reader:
         )
         if not simple or not square or layer.padding_mode != "zeros":
             raise Unknown("its convolution has a stride, groups, dilation or is not square")
+        if int(layer.padding[0]) >= layer.kernel_size[0]:
+            raise Unknown("its convolution is padded by more than its kernel reaches")
         stored = (self.stored[0], self.stored[1], self.stored[2]) if not self.spatial else inputs
         corner = (0, 0) if self.spatial else self.corner
         weight, bias = self._place(layer.weight), None if layer.bias is None else self._place(layer.bias)
@@ -195,6 +197,8 @@ class _Reader:
         if any(not isinstance(size, int) for size in sizes) or layer.dilation != 1 or layer.return_indices:
             raise Unknown("its pooling is not square")
         kernel, stride, padding = (int(size) for size in sizes if isinstance(size, int))
+        if kernel**2 > 127:
+            raise Unknown("its pooling windows are too large")
         last = self.spatial[-1] if self.spatial else None
         even = not layer.ceil_mode or all(side % 2 == 0 for side in inputs[1:])
         if isinstance(last, Conv) and last.pool == 1 and (kernel, stride, padding) == (2, 2, 0) and even:

@@ -71,7 +71,7 @@ class Program:
 
     @property
     def losses(self) -> Tensor:
-        """The sums of the steps' losses, [R]; set them to zero before the first step."""
+        """The sums of the steps' losses by tiles of samples, [R, tiles]; set them to zero before the first step."""
         return self.tail.loss
 
     def buffer(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -196,7 +196,7 @@ class _Gather(_Layer):
 
     def __init__(self, program: Program, shape: tuple[int, ...], first: Spatial | None) -> None:
         super().__init__(program, None)
-        stored = shape if len(shape) == 3 else (1, 1, shape[0]) if len(shape) == 1 else (shape[0], 1, prod(shape[1:]))
+        stored = shape if len(shape) == 3 else (shape[0], 1, prod(shape[1:]))
         self.stored = (stored[0], stored[1], stored[2])
         crop = first if isinstance(first, Conv) else None
         self.corner = crop.corner if crop else (0, 0)

@@ -16,9 +16,9 @@ from fedcat.federation.pool import Pool
 from fedcat.local import LocalRule, Task
 from fedcat.models.layout import Layout
 
-LIMITS = {"fp32": 1e-2, "tf32": 0.2, "bf16": 0.4}
-"""By how much a gradient may differ from autograd's in float32, relative to its norm. Where two values of a pooling
-window are almost alike, either may win, so that even full precision shows more than rounding."""
+LIMITS = {"fp32": 0.02, "tf32": 0.2, "bf16": 0.4}
+"""By how much each tensor's gradient may differ from autograd's in float32, relative to its norm, and the loss. Where
+two values of a pooling window are almost alike, either may win: even full precision shows more than rounding."""
 LARGEST_BATCH = 1024
 
 _found: WeakKeyDictionary[Layout, dict[tuple[int, str], Chain | str]] = WeakKeyDictionary()
@@ -26,20 +26,23 @@ _found: WeakKeyDictionary[Layout, dict[tuple[int, str], Chain | str]] = WeakKeyD
 
 def usable_chain(task: Task, batch: int, precision: str) -> Chain | None:
     """Return the net as a chain of layers if the fused kernels can train it."""
-    if task.rule.own_loss:
-        return None
-    known = _found.setdefault(task.layout, {})
-    key = (batch, precision)
-    if key not in known:
-        known[key] = _try(task.layout, task.pool, batch, precision)
-    found = known[key]
+    found = _known(task, batch, precision)
     return None if isinstance(found, str) else found
 
 
-def why_not(layout: Layout, precision: str) -> str:
-    """Return why a net that was tried cannot be trained by the fused kernels; empty if it can."""
-    found = [known for (_, used), known in _found.get(layout, {}).items() if used == precision]
-    return next((reason for reason in found if isinstance(reason, str)), "")
+def why_not(task: Task, batch: int, precision: str) -> str:
+    """Return why the fused kernels cannot train a net; empty if they can."""
+    found = _known(task, batch, precision)
+    return found if isinstance(found, str) else ""
+
+
+def _known(task: Task, batch: int, precision: str) -> Chain | str:
+    if task.rule.own_loss:
+        return "the method has a loss of its own"
+    known = _found.setdefault(task.layout, {})
+    if (batch, precision) not in known:
+        known[batch, precision] = _try(task.layout, task.pool, batch, precision)
+    return known[batch, precision]
 
 
 def _try(layout: Layout, pool: Pool, batch: int, precision: str) -> Chain | str:
@@ -54,6 +57,8 @@ def _try(layout: Layout, pool: Pool, batch: int, precision: str) -> Chain | str:
         return chain
     try:
         distance = _distance(layout, pool, chain, batch, precision)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # whatever the compiler or the card raises is the reason
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
         warnings.warn(f"the fused kernels cannot be used ({reason}): training goes on without them", stacklevel=2)
@@ -62,7 +67,7 @@ def _try(layout: Layout, pool: Pool, batch: int, precision: str) -> Chain | str:
 
 
 def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: str) -> float:
-    """Return the relative difference between the kernels' gradients and autograd's, of two rows on a batch."""
+    """Return the largest relative difference between the kernels and autograd, of two rows on a batch."""
     from fedcat.engines.fused.program import Program
 
     generator = torch.Generator().manual_seed(0)
@@ -76,11 +81,15 @@ def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: s
         rows.pick[0, 0, batch // 2 :] = -1
         rows.count.fill_(1)
         if kind == "fused":
-            Program(chain, pool, rows, precision).gradients(0, 2)
+            program: Program | Vmapped = Program(chain, pool, rows, precision)
+            program.gradients(0, 2)
         else:
             beside = {"start": row.new_empty(2, 0), "sent": {}, "memory": {}}
+            program = Vmapped(layout, pool, LocalRule(), rows, beside, {}, "fp32")
             with arithmetic():
-                Vmapped(layout, pool, LocalRule(), rows, beside, {}, "fp32").gradients(0, 2)
-        found.append(rows.g.clone())
+                program.gradients(0, 2)
+        found.append({**layout.parameter_views(rows.g.clone()), "loss": program.losses.sum(1)})
     fused, plain = found
-    return float(torch.linalg.vector_norm(fused - plain) / torch.linalg.vector_norm(plain))
+    norm = torch.linalg.vector_norm
+    least = 1e-3 * norm(torch.cat([g.flatten() for g in plain.values()]))
+    return max(float(norm(fused[n] - g) / torch.maximum(norm(g), least)) for n, g in plain.items())
