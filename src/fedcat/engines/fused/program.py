@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcat.engines.fused import kernels
-from fedcat.engines.fused.chain import Chain, Conv, Linear, MaxPool, Norm, Spatial
-from fedcat.engines.fused.tiles import conv_forward_tile, conv_input_tile, conv_weight_tile, linear_tiles
+from fedcat.engines.fused import linear_kernels
+from fedcat.engines.fused.chain import Chain
+from fedcat.engines.fused.layers import KINDS, GatherLayer, Image, Layer, LinearLayer, TailLayer, pieces, tail_length
 from fedcat.engines.rows import Rows
 from fedcat.federation.pool import Pool
 
 MODES = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}
-TAIL_WIDTH = 256
-"""Units of a hidden layer up to which it is computed in one piece with the loss."""
 NARROW = 2
 """Rows up to which kernels that do not wait for each other run side by side."""
-BATCH_SPLIT = 4
-"""Samples over which one program adds up the gradient of a convolution's weights."""
-
-
-def power(size: int, least: int = 16) -> int:
-    """Return the power of two that holds `size`."""
-    return max(least, 1 << (size - 1).bit_length())
-
-
-def pieces(size: int, block: int) -> int:
-    """Return how many blocks cover `size`."""
-    return -(-size // block)
 
 
 class Program:
@@ -61,13 +45,13 @@ class Program:
         self._streams: list[Any] = []
         self._busy: list[Any] = []
         following = [*chain.spatial, None]
-        self.layers: list[_Layer] = [_Gather(self, chain.shape, following[0])]
+        self.layers: list[Layer] = [GatherLayer(self, chain.shape, following[0])]
         for spec, after in zip(chain.spatial, following[1:], strict=True):
-            self.layers.append(_KINDS[type(spec)](self, spec, self.layers[-1], after))
-        cut = len(chain.linear) - _tail_length(chain.linear)
+            self.layers.append(KINDS[type(spec)](self, spec, self.layers[-1], after))
+        cut = len(chain.linear) - tail_length(chain.linear)
         for linear in chain.linear[:cut]:
-            self.layers.append(_Linear(self, linear, self.layers[-1]))
-        self.tail = _Tail(self, chain.linear[cut:], self.layers[-1])
+            self.layers.append(LinearLayer(self, linear, self.layers[-1]))
+        self.tail = TailLayer(self, chain.linear[cut:], self.layers[-1])
 
     @property
     def losses(self) -> Tensor:
@@ -107,7 +91,7 @@ class Program:
     def descend(self, ahead: int, width: int) -> None:
         """Take the step."""
         rows, size = self.rows, self.rows.p.shape[1]
-        kernels.descend[pieces(size, 1024), width](
+        linear_kernels.descend[pieces(size, 1024), width](
             *(rows.p, rows.v, rows.g, rows.lr, rows.momentum, rows.decay, rows.step, rows.count, rows.order),
             *(ahead, size, rows.p.stride(0), 1024),
         )
@@ -139,399 +123,6 @@ class Program:
         self._busy.clear()
 
 
-@dataclass(frozen=True, eq=False)
-class Image:
-    """Memory for the images [C, H, W] of all rows' batches: channels last with a border, or as PyTorch flattens."""
-
-    data: Tensor
-    shape: tuple[int, int, int]
-    border: int
-    flat: bool
-
-    def sizes(self, letter: str) -> dict[str, int]:
-        """Return the distances of neighbours for a kernel, by the letter under which it knows the image."""
-        channels, height, width = self.shape
-        if self.flat:
-            found = (channels * height * width, width, 1, height * width, 0)
-        else:
-            line = (width + 2 * self.border) * channels
-            found = ((height + 2 * self.border) * line, line, channels, 1, self.border * (line + channels))
-        return {f"{letter}_{end}": size for end, size in zip("BYXC0", found, strict=True)}
-
-
-class _Layer:
-    """A layer with its output, the gradient of its output, and the layer before it."""
-
-    out: Image
-    dout: Image
-    before: _Layer
-
-    def __init__(self, program: Program, before: _Layer | None) -> None:
-        self.program = program
-        if before is not None:
-            self.before = before
-
-    def _make(self, shape: tuple[int, int, int], after: Spatial | None) -> None:
-        """Get memory for images of a shape that the layer `after` will see."""
-        border = after.padding if isinstance(after, Conv) else 0
-        self.out = self.program.image(shape, border, flat=after is None)
-        self.dout = self.program.image(shape, 0, flat=after is None)
-
-    def forward(self) -> None:
-        raise NotImplementedError
-
-    def backward(self) -> None:
-        """Write the gradient of the layer before."""
-        raise NotImplementedError
-
-    def weights(self) -> None:
-        """Write the gradients of the layer's own parameters."""
-
-    def prepare(self) -> None:
-        """Do what needs the parameters only."""
-
-
-class _Gather(_Layer):
-    """The samples of the step."""
-
-    def __init__(self, program: Program, shape: tuple[int, ...], first: Spatial | None) -> None:
-        super().__init__(program, None)
-        stored = shape if len(shape) == 3 else (shape[0], 1, prod(shape[1:]))
-        self.stored = (stored[0], stored[1], stored[2])
-        crop = first if isinstance(first, Conv) else None
-        self.corner = crop.corner if crop else (0, 0)
-        self._make(crop.inputs if crop else self.stored, first)
-
-    def forward(self) -> None:
-        at, (channels, height, width) = self.program, self.stored
-        at.launch(
-            kernels.gather,
-            pieces(at.batch * prod(self.out.shape), 1024),
-            *(at.pool.x, at.rows.pick, self.out.data),
-            scale=at.scale,
-            shift=at.shift,
-            S=at.rows.pick.shape[1],
-            B=at.batch,
-            C=channels,
-            H=height,
-            W=width,
-            TOP=self.corner[0],
-            LEFT=self.corner[1],
-            HI=self.out.shape[1],
-            WI=self.out.shape[2],
-            **self.out.sizes("O"),
-            BLOCK=1024,
-        )
-
-
-class _Conv(_Layer):
-    def __init__(self, program: Program, spec: Conv, before: _Layer, after: Spatial | None) -> None:
-        super().__init__(program, before)
-        self.spec = spec
-        self._make(spec.outputs, after)
-        self.arg = program.image(spec.outputs, 0, flat=after is None, dtype=torch.int8)
-        channels, size, units = spec.inputs[0], spec.kernel, power(spec.channels, 4)
-        self.windows = 4 if spec.pool == 2 and units <= 32 else 1
-        self.units = max(units, 16 // self.windows)
-        self.apart = spec.pool == 2 and self.windows == 1
-        span = size + 1 if self.windows == 4 else size
-        self.lines = pieces(span**2 * channels, 16) * 16
-        self.splits = pieces(program.batch, BATCH_SPLIT)
-        self.laid = program.buffer(self.lines, self.units * self.windows)
-        self.part = program.buffer(self.splits, self.units * (self.lines * self.windows + 1), dtype=torch.float32)
-        self.kernel = {"C": channels, "OUT": spec.channels, "SPAN": span, "WIN": self.windows, "KP": self.lines}
-        x = before.out.sizes("X")
-        d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
-        self.places = {"B": program.batch, "PH": spec.outputs[1], "PW": spec.outputs[2], "POOL": spec.pool, **d}
-        self.common = {**self.kernel, **self.places, "X_B": x["X_B"], "X_Y": x["X_Y"], "MODE": program.mode}
-        self.carries = not isinstance(before, _Gather)
-        if self.carries:
-            reach = size - 1 - spec.padding
-            whole = tuple(side + 2 * spec.padding - size + 1 for side in spec.inputs[1:])
-            self.full = program.image((spec.channels, whole[0], whole[1]), reach, flat=False)
-            self.columns, self.back_lines = power(channels), pieces(size**2 * spec.channels, 16) * 16
-            self.turned = program.buffer(self.back_lines, self.columns)
-
-    def prepare(self) -> None:
-        self._lay_out(self.laid, self.kernel["SPAN"], self.windows, back=False)
-        if self.carries:
-            self._lay_out(self.turned, self.spec.kernel, 1, back=True)
-
-    def _lay_out(self, to: Tensor, span: int, windows: int, back: bool) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
-        at.launch(
-            kernels.lay_out,
-            pieces(to[0].numel(), 1024),
-            *(rows.p, to),
-            P_ROW=rows.p.stride(0),
-            W_AT=spec.weight,
-            C=spec.inputs[0],
-            OUT=spec.channels,
-            KS=spec.kernel,
-            SPAN=span,
-            WIN=windows,
-            BACK=back,
-            KP=to.shape[1],
-            BN=to.shape[2],
-            BLOCK=1024,
-        )
-
-    def forward(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
-        tile = conv_forward_tile(at.mode, self.lines, self.apart)
-        at.launch(
-            kernels.conv_forward,
-            pieces(at.batch * spec.outputs[1] * spec.outputs[2], tile["BM"]),
-            *(self.before.out.data, self.laid, rows.p, self.out.data, self.arg.data),
-            **self.common,
-            **self.out.sizes("O"),
-            P_ROW=rows.p.stride(0),
-            B_AT=spec.bias or 0,
-            RELU=spec.relu,
-            BIAS=spec.bias is not None,
-            BO=self.units,
-            **tile,
-        )
-
-    def backward(self) -> None:
-        at, spec = self.program, self.spec
-        f, (_, height, width) = self.full.sizes("F"), self.full.shape
-        at.launch(
-            kernels.unpool,
-            pieces(at.batch * prod(self.full.shape), 1024),
-            *(self.dout.data, self.arg.data, self.full.data),
-            OUT=spec.channels,
-            OH=height,
-            OW=width,
-            **self.places,
-            F_B=f["F_B"],
-            F_Y=f["F_Y"],
-            F_0=f["F_0"],
-            BLOCK=1024,
-        )
-        tile = conv_input_tile(at.mode, self.columns)
-        d = {name: value for name, value in self.before.dout.sizes("D").items() if name != "D_0"}
-        at.launch(
-            kernels.conv_input_gradient,
-            pieces(at.batch * spec.inputs[1] * spec.inputs[2], tile["BM"]),
-            *(self.full.data, self.turned, self.before.dout.data),
-            B=at.batch,
-            C=spec.inputs[0],
-            HI=spec.inputs[1],
-            WI=spec.inputs[2],
-            KS=spec.kernel,
-            OUT=spec.channels,
-            F_B=f["F_B"],
-            F_Y=f["F_Y"],
-            **d,
-            MODE=at.mode,
-            KP=self.back_lines,
-            BN=self.columns,
-            **tile,
-        )
-
-    def weights(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
-        tile = conv_weight_tile(at.mode, self.units * self.windows, self.windows > 1, self.apart)
-        at.launch(
-            kernels.conv_weight_gradient,
-            pieces(self.lines, tile["BK"]) * self.splits,
-            *(self.before.out.data, self.dout.data, self.arg.data, self.part),
-            **self.common,
-            SPLITS=self.splits,
-            BS=BATCH_SPLIT,
-            BO=self.units,
-            **tile,
-        )
-        size = spec.channels * (spec.inputs[0] * spec.kernel**2 + 1)
-        at.launch(
-            kernels.fold,
-            pieces(size, 256),
-            *(self.part, rows.g),
-            G_ROW=rows.g.stride(0),
-            W_AT=spec.weight,
-            B_AT=spec.bias or 0,
-            KS=spec.kernel,
-            **self.kernel,
-            BIAS=spec.bias is not None,
-            SPLITS=self.splits,
-            BO=self.units,
-            BLOCK=256,
-        )
-
-
-class _MaxPool(_Layer):
-    def __init__(self, program: Program, spec: MaxPool, before: _Layer, after: Spatial | None) -> None:
-        super().__init__(program, before)
-        self._make(spec.outputs, after)
-        self.arg = program.image(spec.outputs, 0, flat=after is None, dtype=torch.int8)
-        channels, height, width = spec.inputs
-        self.reach = pieces(spec.kernel, spec.stride)
-        self.sizes = {"B": program.batch, "C": channels, "H": height, "W": width, "PH": spec.outputs[1]}
-        self.sizes |= {"PW": spec.outputs[2], "KS": spec.kernel, "STRIDE": spec.stride, "PAD": spec.padding}
-        self.sizes |= {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
-
-    def forward(self) -> None:
-        blocks = pieces(self.program.batch * prod(self.out.shape), 1024)
-        tensors = (self.before.out.data, self.out.data, self.arg.data)
-        self.program.launch(kernels.pool_forward, blocks, *tensors, **self.sizes, **self.out.sizes("O"), BLOCK=1024)
-
-    def backward(self) -> None:
-        blocks = pieces(self.program.batch * prod(self.before.out.shape), 1024)
-        tensors = (self.dout.data, self.arg.data, self.before.dout.data)
-        self.program.launch(kernels.pool_backward, blocks, *tensors, **self.sizes, REACH=self.reach, BLOCK=1024)
-
-
-class _Norm(_Layer):
-    def __init__(self, program: Program, spec: Norm, before: _Layer, after: Spatial | None) -> None:
-        super().__init__(program, before)
-        self.spec = spec
-        self._make(spec.outputs, after)
-        self.den = program.image(spec.outputs, 0, flat=False, dtype=torch.float32)
-        channels, height, width = spec.inputs
-        block = max(1, 1024 // power(channels, 1))
-        self.sizes = {"B": program.batch, "C": channels, "H": height, "W": width, "SIZE": spec.size}
-        self.sizes |= {"BC": power(channels, 1), "BX": block}
-        self.blocks = pieces(program.batch * height * width, block)
-        self.powers = {"alpha": spec.alpha, "beta": spec.beta}
-
-    def forward(self) -> None:
-        tensors = (self.before.out.data, self.out.data, self.den.data)
-        sizes = {**self.sizes, **self.out.sizes("O")}
-        self.program.launch(kernels.norm_forward, self.blocks, *tensors, **self.powers, k=self.spec.k, **sizes)
-
-    def backward(self) -> None:
-        tensors = (self.before.out.data, self.den.data, self.dout.data, self.before.dout.data)
-        d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
-        self.program.launch(kernels.norm_backward, self.blocks, *tensors, **self.powers, **self.sizes, **d)
-
-
-class _Linear(_Layer):
-    """A linear layer that is too wide to be computed in one piece with the loss."""
-
-    def __init__(self, program: Program, spec: Linear, before: _Layer) -> None:
-        super().__init__(program, before)
-        self.spec = spec
-        self._make((spec.units, 1, 1), None)
-        self.sizes = {"B": program.batch, "IN": spec.width, "OUT": spec.units, "RELU": spec.relu, "MODE": program.mode}
-        self.block = min(64, power(program.batch))
-        self.tiles = linear_tiles(program.mode)
-
-    def forward(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
-        at.launch(
-            kernels.linear_forward,
-            pieces(spec.units, self.tiles[0]["BN"]) * pieces(at.batch, self.block),
-            *(self.before.out.data, rows.p, self.out.data),
-            P_ROW=rows.p.stride(0),
-            W_AT=spec.weight,
-            B_AT=spec.bias or 0,
-            BIAS=spec.bias is not None,
-            **self.sizes,
-            BM=self.block,
-            **self.tiles[0],
-        )
-
-    def backward(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
-        at.launch(
-            kernels.linear_input_gradient,
-            pieces(spec.width, self.tiles[1]["BN"]) * pieces(at.batch, self.block),
-            *(self.dout.data, self.out.data, rows.p, self.before.dout.data),
-            P_ROW=rows.p.stride(0),
-            W_AT=spec.weight,
-            **self.sizes,
-            BM=self.block,
-            **self.tiles[1],
-        )
-
-    def weights(self) -> None:
-        _weight_gradient(self.program, self.spec, self.before.out.data, self.dout.data, self.out.data, self.spec.relu)
-
-
-class _Tail:
-    """The last linear layers with the loss."""
-
-    def __init__(self, program: Program, specs: tuple[Linear, ...], before: _Layer) -> None:
-        self.program, self.specs, self.before = program, specs, before
-        self.hidden = [program.buffer(program.batch, spec.units) for spec in specs[:-1]]
-        self.errors = [program.buffer(program.batch, spec.units) for spec in specs]
-        self.tiles = pieces(program.batch, 16)
-        self.loss = program.buffer(self.tiles, dtype=torch.float32)
-
-    def forward(self) -> None:
-        at, rows, specs = self.program, self.program.rows, self.specs
-        filled = [*specs, *[specs[-1]] * (3 - len(specs))]
-        hidden = [*self.hidden, self.errors[0], self.errors[0]]
-        errors = [*self.errors, *[self.errors[-1]] * (3 - len(specs))]
-        widths = [spec.units for spec in filled]
-        at.launch(
-            kernels.tail,
-            self.tiles,
-            *(
-                self.before.out.data,
-                rows.pick,
-                at.pool.y,
-                rows.p,
-                self.before.dout.data,
-                *hidden[:2],
-                *errors,
-                self.loss,
-            ),
-            S=rows.pick.shape[1],
-            P_ROW=rows.p.stride(0),
-            **{f"w{n}": spec.weight for n, spec in enumerate(filled, 1)},
-            **{f"c{n}": spec.bias or 0 for n, spec in enumerate(filled, 1)},
-            B=at.batch,
-            LAYERS=len(specs),
-            BIAS=specs[0].bias is not None,
-            D0=specs[0].width,
-            **{f"D{n}": units for n, units in enumerate(widths, 1)},
-            **{f"P{n}": power(units) for n, units in enumerate(widths, 1)},
-            PB=power(at.batch),
-            MODE=at.mode,
-            BM=16,
-            BK=64,
-            num_warps=8 if at.mode == "ieee" else 4,
-            num_stages=2,
-        )
-
-    def weights(self) -> None:
-        inputs = [self.before.out.data, *self.hidden]
-        for spec, x, error in zip(self.specs, inputs, self.errors, strict=True):
-            _weight_gradient(self.program, spec, x, error, error, relu=False)
-
-
-def _weight_gradient(at: Program, spec: Linear, x: Tensor, dy: Tensor, h: Tensor, relu: bool) -> None:
-    tile = dict(linear_tiles(at.mode)[2])
-    tile["BO"], tile["BI"] = min(tile["BO"], power(spec.units)), min(tile["BI"], power(spec.width))
-    at.launch(
-        kernels.linear_weight_gradient,
-        pieces(spec.units, tile["BO"]) * pieces(spec.width, tile["BI"]),
-        *(x, dy, h, at.rows.g),
-        G_ROW=at.rows.g.stride(0),
-        W_AT=spec.weight,
-        B_AT=spec.bias or 0,
-        B=at.batch,
-        IN=spec.width,
-        OUT=spec.units,
-        RELU=relu,
-        BIAS=spec.bias is not None,
-        MODE=at.mode,
-        BB=min(64, power(at.batch)),
-        **tile,
-    )
-
-
-def _tail_length(layers: tuple[Linear, ...]) -> int:
-    """Return how many of the last layers are computed in one piece with the loss."""
-    length = 1
-    same = [layer.bias is None for layer in layers]
-    while length < min(3, len(layers)) and layers[-length - 1].units <= TAIL_WIDTH and same[-length - 1] == same[-1]:
-        length += 1
-    return length
-
-
 def _affine(pool: Pool) -> tuple[Tensor, Tensor]:
     """Return by what the stored numbers are multiplied, and what is added, by channel."""
     channels = pool.shape[0]
@@ -540,6 +131,3 @@ def _affine(pool: Pool) -> tuple[Tensor, Tensor]:
     means, stds = (torch.tensor(values, dtype=torch.float64).expand(channels) for values in (mean, std))
     device = pool.x.device
     return (1 / (scale * stds)).to(device, torch.float32), (-means / stds).to(device, torch.float32)
-
-
-_KINDS: dict[type[Spatial], Any] = {Conv: _Conv, MaxPool: _MaxPool, Norm: _Norm}
