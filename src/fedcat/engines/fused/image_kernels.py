@@ -48,9 +48,12 @@ def gather(x, pick, out, step, count, order, scale, shift, ahead, S, B: tl.const
 
 @triton.jit(do_not_specialize=["ahead"])
 def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.constexpr, C: tl.constexpr,
-            OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr, WIN: tl.constexpr, BACK: tl.constexpr,
-            KP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            LANES: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr, WIN: tl.constexpr,
+            BACK: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, TURNED: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
     """Write a convolution's weights as the matrix [KP, BN] by which patches are multiplied; zeros fill it up.
+
+    With `TURNED` its columns lie side by side, not its lines.
 
     Forward a line is (ky, kx, channel), a column an output channel (or four of them, one for each place of a window).
     With `BACK` a line is (ky, kx, output channel) of the turned kernel and a column an input channel.
@@ -59,24 +62,30 @@ def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.cons
     if tl.load(step) + ahead >= tl.load(count + r):
         return
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    k = j // BN
-    n = j % BN
+    k = j % KP if TURNED else j // BN
+    n = j // KP if TURNED else j % BN
     if BACK:
         ky = KS - 1 - k // (KS * OUT)
         kx = KS - 1 - (k // OUT) % KS
         o = k % OUT
         c = n
     else:
-        ky = k // (SPAN * C)
-        kx = (k // C) % SPAN
-        c = k % C
+        ky = k // (SPAN * LANES)
+        kx = (k // LANES) % SPAN
+        c = k % LANES
         o = n
         if WIN == 4:
             o = n // 4
             ky -= (n % 4) // 2
             kx -= n % 2
     here = (
-        (k < SPAN * SPAN * (OUT if BACK else C)) & (o < OUT) & (c < C) & (ky >= 0) & (ky < KS) & (kx >= 0) & (kx < KS)
+        (k < SPAN * SPAN * (OUT if BACK else LANES))
+        & (o < OUT)
+        & (c < C)
+        & (ky >= 0)
+        & (ky < KS)
+        & (kx >= 0)
+        & (kx < KS)
     )
     w = tl.load(p + r.to(tl.int64) * P_ROW + W_AT + ((o * C + c) * KS + ky) * KS + kx, mask=here, other=0.0)
     tl.store(to + r.to(tl.int64) * (KP * BN) + j, w, mask=j < KP * BN)
@@ -84,12 +93,12 @@ def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.cons
 
 @triton.jit(do_not_specialize=["ahead"])
 def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constexpr, B_AT: tl.constexpr,
-                 B: tl.constexpr, C: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr,
+                 B: tl.constexpr, LANES: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr,
                  PW: tl.constexpr, POOL: tl.constexpr, WIN: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
                  X_B: tl.constexpr, X_Y: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr, O_X: tl.constexpr,
                  O_C: tl.constexpr, O_0: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
-                 D_C: tl.constexpr, MODE: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr,
-                 BK: tl.constexpr):  # fmt: skip
+                 D_C: tl.constexpr, MODE: tl.constexpr, TURNED: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr,
+                 BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Convolve, pool, add the bias and ReLU: one tile of (pooled) places, all channels."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
@@ -101,7 +110,7 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
     ok = m < B * PH * PW
     BN: tl.constexpr = BO * WIN
     n = tl.arange(0, BN)
-    base = b * X_B + py * (POOL * X_Y) + px * (POOL * C)
+    base = b * X_B + py * (POOL * X_Y) + px * (POOL * LANES)
     x_row = x + r.to(tl.int64) * (B * X_B)
     w_row = w + r.to(tl.int64) * (KP * BN)
     a0 = tl.zeros([BM, BN], tl.float32)
@@ -110,15 +119,16 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
     a3 = tl.zeros([BM, BN], tl.float32)
     for k0 in range(0, KP, BK):
         k = k0 + tl.arange(0, BK)
-        ky = k // (SPAN * C)
-        at = base[:, None] + (k + ky * (X_Y - SPAN * C))[None, :]
-        keep = ok[:, None] & (k < SPAN * SPAN * C)[None, :]
-        weights = tl.load(w_row + k[:, None] * BN + n[None, :], mask=(k < KP)[:, None], other=0.0)
+        ky = k // (SPAN * LANES)
+        at = base[:, None] + (k + ky * (X_Y - SPAN * LANES))[None, :]
+        keep = ok[:, None] & (k < SPAN * SPAN * LANES)[None, :]
+        places = k[:, None] + n[None, :] * KP if TURNED else k[:, None] * BN + n[None, :]
+        weights = tl.load(w_row + places, mask=(k < KP)[:, None], other=0.0)
         a0 = mul(tl.load(x_row + at, mask=keep, other=0.0), weights, a0, MODE)
         if POOL == 2 and WIN == 1:
-            a1 = mul(tl.load(x_row + at + C, mask=keep, other=0.0), weights, a1, MODE)
+            a1 = mul(tl.load(x_row + at + LANES, mask=keep, other=0.0), weights, a1, MODE)
             a2 = mul(tl.load(x_row + at + X_Y, mask=keep, other=0.0), weights, a2, MODE)
-            a3 = mul(tl.load(x_row + at + X_Y + C, mask=keep, other=0.0), weights, a3, MODE)
+            a3 = mul(tl.load(x_row + at + X_Y + LANES, mask=keep, other=0.0), weights, a3, MODE)
     o = tl.arange(0, BO)
     if WIN == 4:
         best, place = tl.max(tl.reshape(a0, [BM, BO, 4]), 2, return_indices=True)
@@ -145,86 +155,110 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
 
 
 @triton.jit(do_not_specialize=["ahead"])
-def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.constexpr, C: tl.constexpr,
+def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.constexpr, LANES: tl.constexpr,
                          SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-                         POOL: tl.constexpr, WIN: tl.constexpr, X_B: tl.constexpr, X_Y: tl.constexpr,
-                         D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr, D_C: tl.constexpr,
-                         MODE: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, KP: tl.constexpr,
-                         BO: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Add up the gradient of a convolution's laid-out weights, and of its bias, over the `BS` samples of one split."""
+                         POOL: tl.constexpr, WIN: tl.constexpr, DENSE: tl.constexpr, X_B: tl.constexpr,
+                         X_Y: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
+                         D_C: tl.constexpr, D_0: tl.constexpr, MODE: tl.constexpr, SPLITS: tl.constexpr,
+                         BS: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr,
+                         BK: tl.constexpr):  # fmt: skip
+    """Add up the gradient of a convolution's laid-out weights over the `BS` samples of one split.
+
+    With `DENSE` the gradient `dy` is that of every place, as `unpool` writes it. The last program of a split adds up
+    the bias's gradient.
+    """
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
     split = tl.program_id(0) % SPLITS
     tile = tl.program_id(0) // SPLITS
-    k = tile * BK + tl.arange(0, BK)
     o = tl.arange(0, BO)
     BN: tl.constexpr = BO * WIN
-    ky = k // (SPAN * C)
-    koff = k + ky * (X_Y - SPAN * C)
-    kin = k < SPAN * SPAN * C
-    x_row = x + r.to(tl.int64) * (B * X_B)
     d_row = r.to(tl.int64) * (B * D_B)
+    to = part + (r * SPLITS + split).to(tl.int64) * (KP * BN + BO)
+    if tile == (KP + BK - 1) // BK:
+        bias = tl.zeros([BO], tl.float32)
+        for m0 in range(0, BS * PH * PW, BM):
+            m = m0 + tl.arange(0, BM)
+            b = split * BS + m // (PH * PW)
+            at = (b * D_B + ((m // PW) % PH) * D_Y + (m % PW) * D_X + D_0)[:, None] + o[None, :] * D_C
+            keep = ((m < BS * PH * PW) & (b < B))[:, None] & (o < OUT)[None, :]
+            d = tl.load(dy + d_row + at, mask=keep, other=0.0).to(tl.float32)
+            if not DENSE:
+                d = tl.where(tl.load(arg + d_row + at, mask=keep, other=4) < 4, d, 0.0)
+            bias += tl.sum(d, 0)
+        tl.store(to + KP * BN + o, bias)
+        return
+    k = tile * BK + tl.arange(0, BK)
+    ky = k // (SPAN * LANES)
+    koff = k + ky * (X_Y - SPAN * LANES)
+    kin = k < SPAN * SPAN * LANES
+    x_row = x + r.to(tl.int64) * (B * X_B)
     acc = tl.zeros([BK, BN], tl.float32)
-    bias = tl.zeros([BO], tl.float32)
     for m0 in range(0, BS * PH * PW, BM):
         m = m0 + tl.arange(0, BM)
         b = split * BS + m // (PH * PW)
         py = (m // PW) % PH
         px = m % PW
         ok = (m < BS * PH * PW) & (b < B)
-        at = (b * D_B + py * D_Y + px * D_X)[:, None] + o[None, :] * D_C
+        at = (b * D_B + py * D_Y + px * D_X + D_0)[:, None] + o[None, :] * D_C
         keep = ok[:, None] & (o < OUT)[None, :]
-        d = tl.load(dy + d_row + at, mask=keep, other=0.0).to(tl.float32)
-        place = tl.load(arg + d_row + at, mask=keep, other=4).to(tl.int32)
-        at = (b * X_B + py * (POOL * X_Y) + px * (POOL * C))[None, :] + koff[:, None]
+        d = tl.load(dy + d_row + at, mask=keep, other=0.0)
+        place = tl.zeros([BM, BO], tl.int32)
+        if not DENSE:
+            place = tl.load(arg + d_row + at, mask=keep, other=4).to(tl.int32)
+        at = (b * X_B + py * (POOL * X_Y) + px * (POOL * LANES))[None, :] + koff[:, None]
         live = ok[None, :] & kin[:, None]
-        if WIN == 4:
+        if DENSE:
+            acc = mul(tl.load(x_row + at, mask=live, other=0.0), d, acc, MODE, True)
+        elif WIN == 4:
             window = tl.arange(0, 4)
             won = place[:, :, None] == window[None, None, :]
             spread = tl.reshape(tl.where(won, d[:, :, None], 0.0), [BM, BN])
-            acc = mul(tl.load(x_row + at, mask=live, other=0.0), spread, acc, MODE)
+            acc = mul(tl.load(x_row + at, mask=live, other=0.0), spread, acc, MODE, True)
         else:
-            acc = mul(tl.load(x_row + at, mask=live, other=0.0), tl.where(place == 0, d, 0.0), acc, MODE)
+            acc = mul(tl.load(x_row + at, mask=live, other=0.0), tl.where(place == 0, d, 0.0), acc, MODE, True)
             if POOL == 2:
-                acc = mul(tl.load(x_row + at + C, mask=live, other=0.0), tl.where(place == 1, d, 0.0), acc, MODE)
-                acc = mul(tl.load(x_row + at + X_Y, mask=live, other=0.0), tl.where(place == 2, d, 0.0), acc, MODE)
-                acc = mul(tl.load(x_row + at + X_Y + C, mask=live, other=0.0), tl.where(place == 3, d, 0.0), acc, MODE)
-        bias += tl.sum(tl.where(place < 4, d, 0.0), 0)
+                acc = mul(
+                    tl.load(x_row + at + LANES, mask=live, other=0.0), tl.where(place == 1, d, 0.0), acc, MODE, True
+                )
+                acc = mul(
+                    tl.load(x_row + at + X_Y, mask=live, other=0.0), tl.where(place == 2, d, 0.0), acc, MODE, True
+                )
+                x3 = tl.load(x_row + at + X_Y + LANES, mask=live, other=0.0)
+                acc = mul(x3, tl.where(place == 3, d, 0.0), acc, MODE, True)
     n = tl.arange(0, BN)
-    to = part + (r * SPLITS + split).to(tl.int64) * (KP * BN + BO)
     tl.store(to + k[:, None] * BN + n[None, :], acc, mask=(k < KP)[:, None])
-    if tile == 0:
-        tl.store(to + KP * BN + o, bias)
 
 
 @triton.jit(do_not_specialize=["ahead"])
 def fold(part, g, step, count, order, ahead, G_ROW: tl.constexpr, W_AT: tl.constexpr, B_AT: tl.constexpr,
-         C: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr, WIN: tl.constexpr,
-         BIAS: tl.constexpr, SPLITS: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr,
-         BLOCK: tl.constexpr):  # fmt: skip
+         C: tl.constexpr, LANES: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr,
+         WIN: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr, KP: tl.constexpr,
+         BO: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Add up the splits, and the places of a window, of a convolution's gradient into the rows."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    o = j // (C * KS * KS)
-    c = (j // (KS * KS)) % C
-    ky = (j // KS) % KS
-    kx = j % KS
+    o = j % OUT
+    c = (j // OUT) % C
+    kx = (j // (OUT * C)) % KS
+    ky = j // (OUT * C * KS)
     weight = j < OUT * C * KS * KS
     for_bias = (j >= OUT * C * KS * KS) & (j < OUT * C * KS * KS + OUT)
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in range(SPLITS):
-        of = part + (r * SPLITS + split).to(tl.int64) * (KP * BO * WIN + BO)
-        for w in tl.static_range(WIN):
-            k = ((ky + w // 2) * SPAN + kx + w % 2) * C + c
-            total += tl.load(of + k * (BO * WIN) + o * WIN + w, mask=weight, other=0.0)
-        total += tl.load(of + KP * BO * WIN + j - OUT * C * KS * KS, mask=for_bias, other=0.0)
+    split = tl.arange(0, SP)[:, None]
+    there = split < SPLITS
+    of = part + (r * SPLITS + split).to(tl.int64) * (KP * BO * WIN + BO)
+    found = tl.load(of + KP * BO * WIN + o[None, :], mask=there & for_bias[None, :], other=0.0)
+    for w in tl.static_range(WIN):
+        k = ((ky + w // 2) * SPAN + kx + w % 2) * LANES + c
+        found += tl.load(of + (k * (BO * WIN) + o * WIN + w)[None, :], mask=there & weight[None, :], other=0.0)
+    total = tl.sum(found, 0)
     to = g + r.to(tl.int64) * G_ROW
-    tl.store(to + W_AT + j, total, mask=weight)
+    tl.store(to + W_AT + ((o * C + c) * KS + ky) * KS + kx, total, mask=weight)
     if BIAS:
-        tl.store(to + B_AT + j - OUT * C * KS * KS, total, mask=for_bias)
+        tl.store(to + B_AT + o, total, mask=for_bias)
 
 
 @triton.jit(do_not_specialize=["ahead"])
@@ -253,8 +287,8 @@ def unpool(dy, arg, full, step, count, order, ahead, B: tl.constexpr, OUT: tl.co
 def conv_input_gradient(full, w, dx, step, count, order, ahead, B: tl.constexpr, C: tl.constexpr, HI: tl.constexpr,
                         WI: tl.constexpr, KS: tl.constexpr, OUT: tl.constexpr, F_B: tl.constexpr, F_Y: tl.constexpr,
                         D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr, D_C: tl.constexpr,
-                        MODE: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-                        BK: tl.constexpr):  # fmt: skip
+                        MODE: tl.constexpr, TURNED: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr,
+                        BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Carry a convolution's gradient back to one tile of its input's places, all channels."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
@@ -273,7 +307,8 @@ def conv_input_gradient(full, w, dx, step, count, order, ahead, B: tl.constexpr,
         k = k0 + tl.arange(0, BK)
         at = base[:, None] + (k + (k // (KS * OUT)) * (F_Y - KS * OUT))[None, :]
         d = tl.load(f_row + at, mask=ok[:, None] & (k < KS * KS * OUT)[None, :], other=0.0)
-        weights = tl.load(w_row + k[:, None] * BN + n[None, :], mask=(k < KP)[:, None], other=0.0)
+        places = k[:, None] + n[None, :] * KP if TURNED else k[:, None] * BN + n[None, :]
+        weights = tl.load(w_row + places, mask=(k < KP)[:, None], other=0.0)
         acc = mul(d, weights, acc, MODE)
     at = (b * D_B + y * D_Y + xx * D_X)[:, None] + n[None, :] * D_C
     tl.store(dx + r.to(tl.int64) * (B * D_B) + at, acc, mask=ok[:, None] & (n < C)[None, :])
@@ -339,35 +374,40 @@ def pool_backward(dy, arg, dx, step, count, order, ahead, B: tl.constexpr, C: tl
     tl.store(dx + r.to(tl.int64) * (B * H * W * C) + j, total, mask=ok)
 
 
+@triton.jit
+def _around(values, C: tl.constexpr, SIZE: tl.constexpr, AHEAD: tl.constexpr):
+    """Return the sum of `SIZE` neighbours in a line, the last of which is `AHEAD` places further on."""
+    line = tl.arange(0, values.shape[1])
+    total = tl.zeros(values.shape, tl.float32)
+    for near in tl.static_range(SIZE):
+        other = line + AHEAD - near
+        at = tl.minimum(tl.maximum(other, 0), C - 1)
+        found = tl.gather(values, tl.broadcast_to(at[None, :], values.shape), 1)
+        total += tl.where(((other >= 0) & (other < C))[None, :], found, 0.0)
+    return total
+
+
 @triton.jit(do_not_specialize=["ahead"])
-def norm_forward(x, out, den, step, count, order, ahead, alpha, beta, k, B: tl.constexpr, C: tl.constexpr,
+def norm_forward(x, out, step, count, order, ahead, alpha, beta, k, B: tl.constexpr, C: tl.constexpr,
                  H: tl.constexpr, W: tl.constexpr, SIZE: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr,
                  O_X: tl.constexpr, O_C: tl.constexpr, O_0: tl.constexpr, BC: tl.constexpr,
                  BX: tl.constexpr):  # fmt: skip
-    """Divide every value by a power of `den`, k plus the weighted squares of neighbouring channels."""
+    """Divide every value by a power of k plus the weighted squares of neighbouring channels."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
     m = tl.program_id(0) * BX + tl.arange(0, BX)
-    ok = m < B * H * W
-    base = r.to(tl.int64) * (B * H * W * C) + m * C
     c = tl.arange(0, BC)
-    squares = tl.zeros([BX, BC], tl.float32)
-    for near in tl.static_range(SIZE):
-        other = c + near - SIZE // 2
-        keep = ((other >= 0) & (other < C))[None, :] & ok[:, None]
-        v = tl.load(x + base[:, None] + other[None, :], mask=keep, other=0.0).to(tl.float32)
-        squares += v * v
-    keep = (c < C)[None, :] & ok[:, None]
-    d = k + (alpha / SIZE) * squares
-    tl.store(den + base[:, None] + c[None, :], d, mask=keep)
-    v = tl.load(x + base[:, None] + c[None, :], mask=keep, other=0.0).to(tl.float32) * tl.exp(-beta * tl.log(d))
+    keep = (c < C)[None, :] & (m < B * H * W)[:, None]
+    at = r.to(tl.int64) * (B * H * W * C) + m[:, None] * C + c[None, :]
+    v = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
+    d = k + (alpha / SIZE) * _around(v * v, C, SIZE, SIZE - 1 - SIZE // 2)
     at = ((m // (H * W)) * O_B + ((m // W) % H) * O_Y + (m % W) * O_X + O_0)[:, None] + c[None, :] * O_C
-    tl.store(out + r.to(tl.int64) * (B * O_B) + at, v, mask=keep)
+    tl.store(out + r.to(tl.int64) * (B * O_B) + at, v * tl.exp(-beta * tl.log(d)), mask=keep)
 
 
 @triton.jit(do_not_specialize=["ahead"])
-def norm_backward(x, den, dy, dx, step, count, order, ahead, alpha, beta, B: tl.constexpr, C: tl.constexpr,
+def norm_backward(x, dy, dx, step, count, order, ahead, alpha, beta, k, B: tl.constexpr, C: tl.constexpr,
                   H: tl.constexpr, W: tl.constexpr, SIZE: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr,
                   D_X: tl.constexpr, D_C: tl.constexpr, BC: tl.constexpr, BX: tl.constexpr):  # fmt: skip
     """Carry the gradient back: dx = dy den^-beta - 2 alpha beta / size x (sum of dy x den^(-beta - 1) within reach)."""
@@ -375,20 +415,13 @@ def norm_backward(x, den, dy, dx, step, count, order, ahead, alpha, beta, B: tl.
     if tl.load(step) + ahead >= tl.load(count + r):
         return
     m = tl.program_id(0) * BX + tl.arange(0, BX)
-    ok = m < B * H * W
-    base = r.to(tl.int64) * (B * H * W * C) + m * C
-    dbase = r.to(tl.int64) * (B * D_B) + (m // (H * W)) * D_B + ((m // W) % H) * D_Y + (m % W) * D_X
     c = tl.arange(0, BC)
-    spread = tl.zeros([BX, BC], tl.float32)
-    for near in tl.static_range(SIZE):
-        other = c + SIZE // 2 - near
-        keep = ((other >= 0) & (other < C))[None, :] & ok[:, None]
-        v = tl.load(x + base[:, None] + other[None, :], mask=keep, other=0.0).to(tl.float32)
-        d = tl.load(dy + dbase[:, None] + other[None, :] * D_C, mask=keep, other=0.0).to(tl.float32)
-        q = tl.load(den + base[:, None] + other[None, :], mask=keep, other=1.0)
-        spread += d * v * tl.exp((-beta - 1) * tl.log(q))
-    keep = (c < C)[None, :] & ok[:, None]
-    v = tl.load(x + base[:, None] + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    d = tl.load(dy + dbase[:, None] + c[None, :] * D_C, mask=keep, other=0.0).to(tl.float32)
-    power = tl.exp(-beta * tl.log(tl.load(den + base[:, None] + c[None, :], mask=keep, other=1.0)))
-    tl.store(dx + base[:, None] + c[None, :], d * power - (2 * alpha * beta / SIZE) * v * spread, mask=keep)
+    keep = (c < C)[None, :] & (m < B * H * W)[:, None]
+    at = r.to(tl.int64) * (B * H * W * C) + m[:, None] * C + c[None, :]
+    v = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
+    from_ = r.to(tl.int64) * (B * D_B) + (m // (H * W)) * D_B + ((m // W) % H) * D_Y + (m % W) * D_X
+    d = tl.load(dy + from_[:, None] + c[None, :] * D_C, mask=keep, other=0.0).to(tl.float32)
+    den = k + (alpha / SIZE) * _around(v * v, C, SIZE, SIZE - 1 - SIZE // 2)
+    scaled = d * tl.exp(-beta * tl.log(den))
+    spread = _around(scaled * v / den, C, SIZE, SIZE // 2)
+    tl.store(dx + at, scaled - (2 * alpha * beta / SIZE) * v * spread, mask=keep)

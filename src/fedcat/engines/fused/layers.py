@@ -12,20 +12,32 @@ from torch import Tensor
 
 from fedcat.engines.fused import image_kernels, linear_kernels
 from fedcat.engines.fused.chain import Conv, Linear, MaxPool, Norm, Spatial
-from fedcat.engines.fused.tiles import conv_forward_tile, conv_input_tile, conv_weight_tile, linear_tiles
+from fedcat.engines.fused.tiles import (
+    conv_forward_tile,
+    conv_input_tile,
+    conv_lanes,
+    conv_split,
+    conv_weight_tile,
+    fold_block,
+    linear_tiles,
+    tail_tile,
+)
 
 if TYPE_CHECKING:
     from fedcat.engines.fused.program import Program
 
 TAIL_WIDTH = 256
 """Units of a hidden layer up to which it is computed in one piece with the loss."""
-BATCH_SPLIT = 4
-"""Samples over which one program adds up the gradient of a convolution's weights."""
 
 
 def power(size: int, least: int = 16) -> int:
     """Return the power of two that holds `size`."""
     return max(least, 1 << (size - 1).bit_length())
+
+
+def merges(spec: Conv) -> bool:
+    """Tell whether the places of a convolution's pooling windows are columns of one product."""
+    return spec.pool == 2 and power(spec.channels, 4) <= 32
 
 
 def pieces(size: int, block: int) -> int:
@@ -35,12 +47,16 @@ def pieces(size: int, block: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """Memory for the images [C, H, W] of all rows' batches: channels last with a border, or as PyTorch flattens."""
+    """Memory for the images [C, H, W] of all rows' batches: channels last with a border, or as PyTorch flattens.
+
+    Channels last there may be more `lanes` than channels, so that a kernel can load several numbers at once.
+    """
 
     data: Tensor
     shape: tuple[int, int, int]
     border: int
     flat: bool
+    lanes: int
 
     def sizes(self, letter: str) -> dict[str, int]:
         """Return the distances of neighbours for a kernel, by the letter under which it knows the image."""
@@ -48,8 +64,8 @@ class Image:
         if self.flat:
             found = (channels * height * width, width, 1, height * width, 0)
         else:
-            line = (width + 2 * self.border) * channels
-            found = ((height + 2 * self.border) * line, line, channels, 1, self.border * (line + channels))
+            line = (width + 2 * self.border) * self.lanes
+            found = ((height + 2 * self.border) * line, line, self.lanes, 1, self.border * (line + self.lanes))
         return {f"{letter}_{end}": size for end, size in zip("BYXC0", found, strict=True)}
 
 
@@ -67,13 +83,18 @@ class Layer(ABC):
 
     def _make(self, shape: tuple[int, int, int], after: Spatial | None) -> None:
         """Get memory for images of a shape that the layer `after` will see."""
-        border = after.padding if isinstance(after, Conv) else 0
-        self.out = self.program.image(shape, border, flat=after is None)
+        border, lanes = 0, shape[0]
+        if isinstance(after, Conv):
+            border, lanes = after.padding, conv_lanes(self.program.mode, shape[0], merges(after))
+        self.out = self.program.image(shape, border, flat=after is None, lanes=lanes)
         self.dout = self.program.image(shape, 0, flat=after is None)
 
     @abstractmethod
     def forward(self) -> None:
         """Write the output."""
+
+    def spread(self) -> None:  # noqa: B027
+        """Do what both ways back need."""
 
     @abstractmethod
     def backward(self) -> None:
@@ -129,20 +150,22 @@ class ConvLayer(Layer):
         self._make(spec.outputs, after)
         self.arg = program.image(spec.outputs, 0, flat=after is None, dtype=torch.int8)
         channels, size, units = spec.inputs[0], spec.kernel, power(spec.channels, 4)
-        self.windows = 4 if spec.pool == 2 and units <= 32 else 1
+        self.windows = 4 if merges(spec) else 1
         self.units = max(units, 16 // self.windows)
-        self.apart = spec.pool == 2 and self.windows == 1
         span = size + 1 if self.windows == 4 else size
-        self.lines = pieces(span**2 * channels, 16) * 16
-        self.splits = pieces(program.batch, BATCH_SPLIT)
+        lanes = before.out.lanes
+        self.lines = pieces(span**2 * lanes, 16) * 16
+        self.samples = conv_split(self.lines * self.units * self.windows, spec.outputs[1] * spec.outputs[2])
+        self.splits = pieces(program.batch, self.samples)
         self.laid = program.buffer(self.lines, self.units * self.windows)
         self.part = program.buffer(self.splits, self.units * (self.lines * self.windows + 1), dtype=torch.float32)
-        self.kernel = {"C": channels, "OUT": spec.channels, "SPAN": span, "WIN": self.windows, "KP": self.lines}
+        self.kernel = {"LANES": lanes, "OUT": spec.channels, "SPAN": span, "WIN": self.windows, "KP": self.lines}
         x = before.out.sizes("X")
         d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
         self.places = {"B": program.batch, "PH": spec.outputs[1], "PW": spec.outputs[2], "POOL": spec.pool, **d}
         self.common = {**self.kernel, **self.places, "X_B": x["X_B"], "X_Y": x["X_Y"], "MODE": program.mode}
         self.carries = not isinstance(before, GatherLayer)
+        self.turns = program.mode == "tf32"
         if self.carries:
             reach = size - 1 - spec.padding
             whole = tuple(side + 2 * spec.padding - size + 1 for side in spec.inputs[1:])
@@ -164,6 +187,7 @@ class ConvLayer(Layer):
             P_ROW=rows.p.stride(0),
             W_AT=spec.weight,
             C=spec.inputs[0],
+            LANES=self.kernel["LANES"],
             OUT=spec.channels,
             KS=spec.kernel,
             SPAN=span,
@@ -171,12 +195,13 @@ class ConvLayer(Layer):
             BACK=back,
             KP=to.shape[1],
             BN=to.shape[2],
+            TURNED=self.turns,
             BLOCK=1024,
         )
 
     def forward(self) -> None:
         at, rows, spec = self.program, self.program.rows, self.spec
-        tile = conv_forward_tile(at.mode, self.lines, self.apart)
+        tile = conv_forward_tile(at.mode, apart=spec.pool == 2 and self.windows == 1)
         at.launch(
             image_kernels.conv_forward,
             pieces(at.batch * spec.outputs[1] * spec.outputs[2], tile["BM"]),
@@ -188,26 +213,31 @@ class ConvLayer(Layer):
             RELU=spec.relu,
             BIAS=spec.bias is not None,
             BO=self.units,
+            TURNED=self.turns,
             **tile,
         )
 
-    def backward(self) -> None:
-        at, spec = self.program, self.spec
-        f, (_, height, width) = self.full.sizes("F"), self.full.shape
+    def spread(self) -> None:
+        if not self.carries:
+            return
+        at, f = self.program, self.full.sizes("F")
         at.launch(
             image_kernels.unpool,
             pieces(at.batch * prod(self.full.shape), 1024),
             *(self.dout.data, self.arg.data, self.full.data),
-            OUT=spec.channels,
-            OH=height,
-            OW=width,
+            OUT=self.spec.channels,
+            OH=self.full.shape[1],
+            OW=self.full.shape[2],
             **self.places,
             F_B=f["F_B"],
             F_Y=f["F_Y"],
             F_0=f["F_0"],
             BLOCK=1024,
         )
-        tile = conv_input_tile(at.mode, self.columns)
+
+    def backward(self) -> None:
+        at, spec, f = self.program, self.spec, self.full.sizes("F")
+        tile = conv_input_tile(at.mode)
         d = {name: value for name, value in self.before.dout.sizes("D").items() if name != "D_0"}
         at.launch(
             image_kernels.conv_input_gradient,
@@ -223,6 +253,7 @@ class ConvLayer(Layer):
             F_Y=f["F_Y"],
             **d,
             MODE=at.mode,
+            TURNED=self.turns,
             KP=self.back_lines,
             BN=self.columns,
             **tile,
@@ -230,31 +261,40 @@ class ConvLayer(Layer):
 
     def weights(self) -> None:
         at, rows, spec = self.program, self.program.rows, self.spec
-        tile = conv_weight_tile(at.mode, self.units * self.windows, self.windows > 1, self.apart)
+        dense = self.carries and self.windows == 1
+        tile = conv_weight_tile(at.mode, self.units * self.windows, self.windows > 1, dense)
+        dy, where = self.dout, {**self.common, "D_0": 0}
+        if dense:
+            dy = self.full
+            where |= {**dy.sizes("D"), "PH": dy.shape[1], "PW": dy.shape[2], "POOL": 1}
         at.launch(
             image_kernels.conv_weight_gradient,
-            pieces(self.lines, tile["BK"]) * self.splits,
-            *(self.before.out.data, self.dout.data, self.arg.data, self.part),
-            **self.common,
+            (pieces(self.lines, tile["BK"]) + 1) * self.splits,
+            *(self.before.out.data, dy.data, self.arg.data, self.part),
+            **where,
+            DENSE=dense,
             SPLITS=self.splits,
-            BS=BATCH_SPLIT,
+            BS=self.samples,
             BO=self.units,
             **tile,
         )
         size = spec.channels * (spec.inputs[0] * spec.kernel**2 + 1)
+        block = fold_block(size)
         at.launch(
             image_kernels.fold,
-            pieces(size, 256),
+            pieces(size, block),
             *(self.part, rows.g),
             G_ROW=rows.g.stride(0),
             W_AT=spec.weight,
             B_AT=spec.bias or 0,
+            C=spec.inputs[0],
             KS=spec.kernel,
             **self.kernel,
             BIAS=spec.bias is not None,
             SPLITS=self.splits,
+            SP=power(self.splits, 1),
             BO=self.units,
-            BLOCK=256,
+            BLOCK=block,
         )
 
 
@@ -287,21 +327,20 @@ class NormLayer(Layer):
         super().__init__(program, before)
         self.spec = spec
         self._make(spec.outputs, after)
-        self.den = program.image(spec.outputs, 0, flat=False, dtype=torch.float32)
         channels, height, width = spec.inputs
         block = max(1, 1024 // power(channels, 1))
         self.sizes = {"B": program.batch, "C": channels, "H": height, "W": width, "SIZE": spec.size}
         self.sizes |= {"BC": power(channels, 1), "BX": block}
         self.blocks = pieces(program.batch * height * width, block)
-        self.powers = {"alpha": spec.alpha, "beta": spec.beta}
+        self.powers = {"alpha": spec.alpha, "beta": spec.beta, "k": spec.k}
 
     def forward(self) -> None:
-        tensors = (self.before.out.data, self.out.data, self.den.data)
+        tensors = (self.before.out.data, self.out.data)
         sizes = {**self.sizes, **self.out.sizes("O")}
-        self.program.launch(image_kernels.norm_forward, self.blocks, *tensors, **self.powers, k=self.spec.k, **sizes)
+        self.program.launch(image_kernels.norm_forward, self.blocks, *tensors, **self.powers, **sizes)
 
     def backward(self) -> None:
-        tensors = (self.before.out.data, self.den.data, self.dout.data, self.before.dout.data)
+        tensors = (self.before.out.data, self.dout.data, self.before.dout.data)
         d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
         self.program.launch(image_kernels.norm_backward, self.blocks, *tensors, **self.powers, **self.sizes, **d)
 
@@ -356,7 +395,8 @@ class TailLayer:
         self.program, self.specs, self.before = program, specs, before
         self.hidden = [program.buffer(program.batch, spec.units) for spec in specs[:-1]]
         self.errors = [program.buffer(program.batch, spec.units) for spec in specs]
-        self.tiles = pieces(program.batch, 16)
+        self.tile = tail_tile(program.mode)
+        self.tiles = pieces(program.batch, self.tile["BM"])
         self.loss = program.buffer(self.tiles, dtype=torch.float32)
 
     def forward(self) -> None:
@@ -390,10 +430,7 @@ class TailLayer:
             **{f"P{n}": power(units) for n, units in enumerate(widths, 1)},
             PB=power(at.batch),
             MODE=at.mode,
-            BM=16,
-            BK=64,
-            num_warps=8 if at.mode == "ieee" else 4,
-            num_stages=2,
+            **self.tile,
         )
 
     def weights(self) -> None:

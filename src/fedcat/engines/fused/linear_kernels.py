@@ -53,7 +53,7 @@ def linear_input_gradient(dy, h, p, dx, step, count, order, ahead, P_ROW: tl.con
         if RELU:
             d = tl.where(tl.load(h + row[:, None] * OUT + k[None, :], mask=keep, other=0.0) > 0, d, 0.0)
         w = tl.load(w_row + k[:, None] * IN + n[None, :], mask=(k < OUT)[:, None] & (n < IN)[None, :], other=0.0)
-        acc = mul(d, w, acc, MODE)
+        acc = mul(d, w, acc, MODE, True)
     tl.store(dx + row[:, None] * IN + n[None, :], acc, mask=(b < B)[:, None] & (n < IN)[None, :])
 
 
@@ -79,7 +79,7 @@ def linear_weight_gradient(x, dy, h, g, step, count, order, ahead, G_ROW: tl.con
         if RELU:
             d = tl.where(tl.load(h + row[None, :] * OUT + o[:, None], mask=keep, other=0.0) > 0, d, 0.0)
         xb = tl.load(x + row[:, None] * IN + i[None, :], mask=(b < B)[:, None] & (i < IN)[None, :], other=0.0)
-        acc = mul(d, xb, acc, MODE)
+        acc = mul(d, xb, acc, MODE, True)
         bias += tl.sum(d, 1)
     to = g + r.to(tl.int64) * G_ROW
     tl.store(to + W_AT + o[:, None] * IN + i[None, :], acc, mask=(o < OUT)[:, None] & (i < IN)[None, :])
@@ -107,7 +107,7 @@ def _back(e, p, W_AT: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PI: tl.
     i = tl.arange(0, PI)
     o = tl.arange(0, PO)
     w = tl.load(p + W_AT + o[:, None] * IN + i[None, :], mask=(o < OUT)[:, None] & (i < IN)[None, :], other=0.0)
-    return mul(e, w, tl.zeros([e.shape[0], PI], tl.float32), MODE)
+    return mul(e, w, tl.zeros([e.shape[0], PI], tl.float32), MODE, True)
 
 
 @triton.jit(do_not_specialize=["ahead", "S"])

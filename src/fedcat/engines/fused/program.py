@@ -62,11 +62,19 @@ class Program:
         """Return memory for every row."""
         return torch.zeros(self.count, *shape, dtype=dtype or self.kept, device=self.rows.p.device)
 
-    def image(self, shape: tuple[int, int, int], border: int, flat: bool, dtype: torch.dtype | None = None) -> Image:
+    def image(
+        self,
+        shape: tuple[int, int, int],
+        border: int,
+        flat: bool,
+        dtype: torch.dtype | None = None,
+        lanes: int | None = None,
+    ) -> Image:
         """Return memory for the images of all batches."""
         channels, height, width = shape
-        size = channels * (height + 2 * border) * (width + 2 * border)
-        return Image(self.buffer(self.batch, size, dtype=dtype), shape, 0 if flat else border, flat)
+        lanes = lanes or channels
+        size = lanes * (height + 2 * border) * (width + 2 * border)
+        return Image(self.buffer(self.batch, size, dtype=dtype), shape, 0 if flat else border, flat, lanes)
 
     def gradients(self, ahead: int, width: int) -> None:
         """Compute the gradients of one step, of the first `width` rows in order."""
@@ -82,6 +90,7 @@ class Program:
         with self._aside(0):
             self.tail.weights()
         for number, layer in reversed(list(enumerate(self.layers[1:]))):
+            layer.spread()
             with self._aside(1 + number):
                 layer.weights()
             if number:
