@@ -4,7 +4,9 @@ import torch
 from torch import nn
 
 import fedcat
+import fedcat.execute
 from fedcat.arithmetic import find_device
+from fedcat.engines import SequentialEngine
 from fedcat.errors import SettingError
 from fedcat.workshop import Workshop
 
@@ -241,6 +243,27 @@ def test_a_datasets_own_defaults_are_checked():
 def test_options_are_written_with_their_defaults():
     settings = Workshop().prepare({**SHORT, "method": "fedcat-dc", "options": {"fedcat-dc": {"epsilon": 0.1}}}).settings
     assert settings.options == {"fedcat-dc": {"grouping": False, "concatenation": True, "epsilon": 0.1, "lambda": 1.0}}
+
+
+def test_threads_are_as_before_after_a_run(monkeypatch):
+    before = torch.get_num_threads()
+    counts = []
+    run_together = fedcat.execute.run_together
+    monkeypatch.setattr(
+        fedcat.execute, "run_together", lambda *args: counts.append(torch.get_num_threads()) or run_together(*args)
+    )
+    fedcat.run(**SHORT, threads=before + 1)
+    assert counts == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_engines_are_released_whatever_happens(monkeypatch):
+    released = []
+    monkeypatch.setattr(SequentialEngine, "release", lambda self: released.append(self))
+    monkeypatch.setattr(fedcat.execute, "_result", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        fedcat.run(**SHORT, engine="sequential", workers=1)
+    assert len(released) == 1
 
 
 def test_threads_are_set():

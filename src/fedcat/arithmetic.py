@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from fedcat.errors import SettingError
 
@@ -24,7 +27,7 @@ def arithmetic(precision: str = "fp32") -> Iterator[None]:
     wanted: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
     less = precision != "fp32"
     if hasattr(cudnn, "conv"):  # PyTorch 2.9 and later; mixing it with the older switches is an error there
-        wanted += [(part, "fp32_precision", "tf32" if less else "ieee") for part in (cudnn.conv, matmul)]
+        wanted += [(part, "fp32_precision", "tf32" if less else "ieee") for part in (cudnn.conv, cudnn.rnn, matmul)]
     else:
         wanted += [(part, "allow_tf32", less) for part in (cudnn, matmul)]
     before = [getattr(part, name) for part, name, _ in wanted]
@@ -40,6 +43,45 @@ def arithmetic(precision: str = "fp32") -> Iterator[None]:
 def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which a net computes in bfloat16 where that is the precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+def lowered_stacked(precision: str) -> AbstractContextManager[Any]:
+    """Return the same for a net under `torch.vmap`, which hides convolutions from autocast."""
+    return _Bfloat16() if precision == "bf16" else nullcontext()
+
+
+_LOWERED = {
+    *(getattr(functional, f"conv{kind}{n}d") for kind in ("", "_transpose") for n in (1, 2, 3)),
+    *(functional.linear, functional.bilinear, functional.scaled_dot_product_attention),
+    *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.addmm, torch.baddbmm, torch.einsum),
+    *(torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.mv, torch.Tensor.__matmul__),
+}
+_RAISED = {
+    *(functional.cross_entropy, functional.nll_loss, functional.mse_loss, functional.kl_div),
+    *(functional.softmax, functional.log_softmax, torch.softmax, torch.log_softmax, torch.logsumexp),
+    *(functional.batch_norm, functional.layer_norm, functional.group_norm, functional.instance_norm),
+    *(functional.local_response_norm, functional.normalize),
+    *(getattr(of, name) for of in (torch, torch.Tensor) for name in ("exp", "log", "pow", "sum", "mean", "norm")),
+}
+
+
+class _Bfloat16(TorchFunctionMode):
+    """Computes products of factors in bfloat16, and what adds up many numbers or divides by them in float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _LOWERED or func in _RAISED:
+            kinds = (torch.float32, torch.bfloat16) if func in _LOWERED else (torch.bfloat16, torch.float32)
+            given = (args, kwargs)
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(kinds[1]) if t.dtype == kinds[0] else t, given)
+        return func(*args, **kwargs)
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a GPU is the current one: streams, graphs and kernels go there."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def find_device(name: str) -> torch.device:

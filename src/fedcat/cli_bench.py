@@ -48,6 +48,8 @@ def bench(
     where = find_device(device)
     for name, value in (("per_round", per_round), ("devices", devices), ("epochs", epochs), ("turns", turns)):
         need(name, value, 1)
+    if samples is not None:
+        need("samples", samples, 2 * devices)
     chosen = _names("nets", nets, IMAGES)
     cases = [
         Case(engine, precision, count, exact)
@@ -65,7 +67,7 @@ def bench(
         benches.append(made)
         found = [made.time(case) for case in cases]
         timings += found
-        show_timings(out, found)
+        show_timings(out, net, found)
         loop = f"the plain loop ran with {made.loop_threads} threads" if where.type == "cpu" else ""
         rates = ", ".join(f"{p} {made.rate(p) / 1e12:.3g}" for p in dict.fromkeys(case.precision for case in cases))
         say(out, f"measured matrix rate, TFLOP/s: {rates}" + (f"; {loop}" if loop else "") + "\n")

@@ -111,14 +111,18 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
         status, why = "refused" if unstarted else "failed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        if status == "refused":
-            for folder in filter(None, reversed(written)):
-                folder.discard()
-        else:
-            pairs = zip(prepared, written, strict=True)
-            results = [_result(ready, folder, status, why) for ready, folder in pairs]
-        for engine in {simulation.engine for simulation in simulations}:
-            engine.release()
+        try:
+            if status == "refused":
+                for folder in filter(None, reversed(written)):
+                    folder.discard()
+            else:
+                pairs = zip(prepared, written, strict=True)
+                results = [_result(ready, folder, status, why) for ready, folder in pairs]
+        finally:
+            for engine in {simulation.engine for simulation in simulations}:
+                engine.release()
+            for ready in prepared[:1]:
+                torch.set_num_threads(ready.threads_before)
     return results
 
 

@@ -50,6 +50,8 @@ class Prepared:
         Why the engine was picked.
     notes : tuple of str
         Lines that the user should read.
+    threads_before : int
+        How many threads PyTorch had before this simulation's settings were looked at.
     """
 
     settings: Settings
@@ -57,6 +59,7 @@ class Prepared:
     federation: Federation
     engine_why: str
     notes: tuple[str, ...]
+    threads_before: int
 
 
 class Workshop:
@@ -78,6 +81,7 @@ class Workshop:
             not given comes from the dataset's defaults, then from the general ones.
         """
         settings, federation, parts = self._divided(given)
+        threads_before = torch.get_num_threads()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         device = find_device(settings.device)
@@ -106,7 +110,7 @@ class Workshop:
             notes.append(f"workers {settings.workers} instead of {asked}: {_fewer(settings, device)}")
         if why.startswith("the net"):
             notes.append(f"engine {name}: {why}")
-        return Prepared(settings, simulation, federation, why, tuple(notes))
+        return Prepared(settings, simulation, federation, why, tuple(notes), threads_before)
 
     def divide(self, given: Mapping[str, Any]) -> tuple[Settings, Federation]:
         """Return the settings and the federation that they describe; only what concerns the data is looked at."""
@@ -252,7 +256,7 @@ def _fewer(settings: Settings, device: torch.device) -> str:
     if device.type != "cpu":
         return "on a GPU one process trains"
     if not engines.can_fork():
-        return "processes that train need Linux, and a PyTorch that sees no GPU"
+        return "processes that train need Linux, a PyTorch that sees no GPU, and a process that may have its own"
     return f"a round has {settings.k} devices"
 
 

@@ -81,6 +81,34 @@ def test_lowered_precision_after_five_steps(name, precision, record_figure):
     assert apart(stacked, full) > 1e-8
 
 
+def test_stacked_products_are_lowered_too(record_figure):
+    kinds = set()
+
+    class Noted(nn.Conv2d):
+        def forward(self, x):
+            found = super().forward(x)
+            kinds.add(found.dtype)
+            return found
+
+    fed, rows = federation([8] * 6), []
+    for engine, how in (("sequential", "fp32"), ("sequential", "bf16"), ("stacked", "bf16")):
+        torch.manual_seed(1)
+        net = nn.Sequential(
+            *(Noted(1, 8, 3), nn.ReLU(), nn.LocalResponseNorm(3), nn.Flatten(), nn.LayerNorm(288)),
+            *(nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10)),
+        )
+        layout = layout_of(net, torch.float32)
+        sim = simulate(FedCat, fed, layout, make(engine, precision=how), k=3, rounds=1, epochs=5, batch_size=8, lr=0.01)
+        kinds.clear()
+        sim.run()
+        assert torch.bfloat16 in kinds or how == "fp32"
+        rows.append(sim.method.row)
+    full, sequential, stacked = rows
+    record_figure("stacked on a CPU bf16, five steps", apart(stacked, sequential), LOWERED["bf16"])
+    assert apart(stacked, sequential) <= LOWERED["bf16"]
+    assert apart(stacked, full) > 1e-6
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     "local",

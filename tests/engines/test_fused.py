@@ -1,5 +1,7 @@
 """The fused kernels give autograd's gradients; where there is no GPU they run in Triton's interpreter."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,13 @@ from torch import nn
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources
+
 from fedcat.engines.fused.chain import Chain, chain_of
 from fedcat.engines.fused.program import Program
 from fedcat.engines.fused.trial import usable_chain, why_not
 from fedcat.engines.rows import Rows
+from fedcat.federation.federation import Federation
 from fedcat.federation.pool import Normalise, Pool
 from fedcat.local import LocalRule, Task
 from fedcat.methods import FedAvg, FedGen, FedProx, Scaffold
@@ -235,7 +240,8 @@ def test_the_trial_admits_what_agrees_and_says_what_does_not(monkeypatch):
     assert "Tanh" in why_not(task_of(small_net()), 4, "fp32")
     wrong = task_of(tiny())
     monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2)
-    assert usable_chain(wrong, 4, "fp32") is None
+    with pytest.warns(UserWarning, match="cannot be used .its gradients differ"):
+        assert usable_chain(wrong, 4, "fp32") is None
     assert "differ from autograd" in why_not(wrong, 4, "fp32")
 
 
@@ -248,7 +254,68 @@ def test_the_trial_sees_one_tensor_that_is_wrong(precision, monkeypatch):
         self.rows.g[:, 27:30] = 0
 
     monkeypatch.setattr(Program, "gradients", without_a_bias)
-    assert "differ from autograd's by 1" in why_not(task_of(tiny()), 4, precision)
+    with pytest.warns(UserWarning, match="differ from autograd's by 1"):
+        why_not(task_of(tiny()), 4, precision)
+
+
+def test_the_trial_sees_what_is_no_number(monkeypatch):
+    gradients = Program.gradients
+
+    def without_a_number(self, ahead, width):
+        gradients(self, ahead, width)
+        self.rows.g[:, -1] = float("nan")
+
+    monkeypatch.setattr(Program, "gradients", without_a_number)
+    with pytest.warns(UserWarning, match="differ from autograd's by inf"):
+        why_not(task_of(tiny()), 4, "fp32")
+
+
+def test_each_pool_has_a_trial_of_its_own(monkeypatch):
+    task = task_of(tiny())
+    assert why_not(task, 4, "fp32") == ""
+    monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2)
+    other = replace(task, pool=Pool(task.pool.x, task.pool.y, Normalise(3.0)))
+    with pytest.warns(UserWarning, match="differ"):
+        assert "differ from autograd" in why_not(other, 4, "fp32")
+    assert why_not(task, 4, "fp32") == ""
+
+
+def test_samples_that_lie_otherwise_in_memory_train_the_same(replayed):
+    rng = np.random.default_rng(0)
+    last, y, owner = rng.integers(256, size=(17, 8, 8, 3), dtype=np.uint8), rng.integers(10, size=17), [0] * 9 + [1] * 8
+    x = last.transpose(0, 3, 1, 2)
+    rows = []
+    for pool in (Pool(x, y), Pool(np.ascontiguousarray(x), y)):
+        fed = Federation(pool, pool, np.array(owner), 10, 2)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 10))
+        sim = simulate(FedAvg, fed, layout_of(net, torch.float32, DEVICE), "stacked", rounds=1, k=2)
+        sim.run()
+        assert sim.engine.kernels(sim.task) == "fused"
+        rows.append(sim.method.row)
+    assert torch.equal(*rows)
+
+
+def test_a_tile_that_does_not_fit_gets_fewer_stages():
+    tried = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            def launch(*tensors, num_stages, **words):
+                tried.append(num_stages)
+                if num_stages > most:
+                    raise OutOfResources(2, 1, "shared memory")
+
+            return launch
+
+    program = Program.__new__(Program)
+    program.rows, program.width, program.ahead = Rows.make(1, 2, 0, 1, 1, torch.zeros(1)), 1, 0
+    most = 2
+    program.launch(Kernel(), 1, num_stages=4)
+    assert tried == [4, 3, 2]
+    most = 0
+    with pytest.raises(OutOfResources):
+        program.launch(Kernel(), 1, num_stages=2)
 
 
 def test_memory_that_runs_out_in_the_trial_says_nothing_about_the_net(monkeypatch):

@@ -1,6 +1,8 @@
 """Launches that are replayed give what launches step by step give; they are split where memory ends."""
 
+import gc
 from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -57,6 +59,7 @@ def test_launches_of_one_form_use_the_same_memory(replayed, monkeypatch):
     start = Arena.__init__
     monkeypatch.setattr(Arena, "__init__", lambda self, *args: made.append(1) or start(self, *args))
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([6] * 5), StackedEngine()
+    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 1000)
     sim = simulate(FedAvg, fed, layout, engine, rounds=5)
     sim.run()
     before = len(made)
@@ -67,6 +70,80 @@ def test_launches_of_one_form_use_the_same_memory(replayed, monkeypatch):
     sim = simulate(FedProx, fed, layout, engine, rounds=1)
     sim.run()
     assert len(made) == before + 2
+
+
+def test_rounds_with_other_longest_hops_use_the_same_memory(replayed, monkeypatch):
+    made = []
+    start = Arena.__init__
+    monkeypatch.setattr(Arena, "__init__", lambda self, *args: made.append(1) or start(self, *args))
+    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 1000)
+    layout, fed, engine = (
+        layout_of(small_net(), torch.float64, DEVICE),
+        federation([3, 9, 5, 12, 7, 20]),
+        StackedEngine(),
+    )
+    sims = [simulate(FedProx, fed, layout, engine, rounds=12, k=2, seed=s, options={"mu": 0.1 + s}) for s in range(4)]
+    run_together(sims)
+    assert len(made) == 1
+    for seed, sim in enumerate(sims):
+        alone = simulate(FedProx, fed, layout, "sequential", rounds=12, k=2, seed=seed, options={"mu": 0.1 + seed})
+        alone.run()
+        assert apart(sim.method.row, alone.method.row) < 1e-10
+
+
+def test_room_for_longer_hops_has_a_limit(replayed, monkeypatch):
+    rooms = []
+    run = Arena.run
+    monkeypatch.setattr(Arena, "run", lambda self, launch: rooms.append(launch.room) or run(self, launch))
+    layout, fed = layout_of(small_net(), torch.float64, DEVICE), federation([4, 4, 4, 400])
+    sim = simulate(FedAvg, fed, layout, StackedEngine(), rounds=4, k=2, batch_size=4, epochs=1, seed=1)
+    sim.run()
+    longest = [max(sim.task.samples(d) // 4 for d in record.devices) for record in sim.history]
+    assert set(longest) == {1, 100}
+    assert set(zip(longest, rooms, strict=True)) == {(1, 8), (100, 128)}
+
+
+def test_memory_that_is_dropped_is_free_at_once(replayed):
+    layout, engine = layout_of(digits_net(), torch.float32, DEVICE), StackedEngine()
+    simulate(FedAvg, federation([4, 4, 4]), layout, engine, rounds=1, k=2).run()
+    ((arena, _),) = engine._gpu._arenas.values()
+    assert hasattr(arena.program, "layers")
+    rows = ref(arena.rows.p)
+    gc.disable()
+    try:
+        del arena
+        engine._gpu._arenas.clear()
+        assert rows() is None
+    finally:
+        gc.enable()
+
+
+def test_other_memory_is_dropped_before_a_launch_is_given_up(replayed, monkeypatch):
+    engine = StackedEngine(exact=True)
+    start = Arena.__init__
+
+    def limited(self, *args):
+        if engine._gpu._arenas:
+            raise torch.OutOfMemoryError("room for one arena only")
+        start(self, *args)
+
+    monkeypatch.setattr(Arena, "__init__", limited)
+    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 100)
+    layout, fed = layout_of(small_net(), torch.float64, DEVICE), federation([4] * 3)
+    for epochs in (1, 5):
+        sim = simulate(FedAvg, fed, layout, engine, rounds=1, epochs=epochs, exact=True)
+        sim.run()
+        assert sim.done
+
+
+def test_kernels_are_named_by_loss(replayed):
+    layout, fed, engine = layout_of(digits_net(), torch.float32, DEVICE), federation([3, 9, 5]), StackedEngine()
+    sims = [simulate(method, fed, layout, engine, rounds=1, k=2, epochs=1) for method in (FedAvg, FedGen)]
+    run_together(sims)
+    assert [engine.kernels(sim.task) for sim in sims] == [
+        "fused",
+        "torch.vmap, replayed: the method has a loss of its own",
+    ]
 
 
 @dataclass(frozen=True)
@@ -162,7 +239,8 @@ def test_a_cap_on_memory_splits_launches_and_changes_nothing(monkeypatch):
     run = Arena.run
     monkeypatch.setattr(Arena, "run", lambda self, launch: counts.append(len(launch.jobs)) or run(self, launch))
     free = trained(FedCat, StackedEngine(), k=5)
-    capped = trained(FedCat, StackedEngine(memory=1.0), k=5)
+    with pytest.warns(UserWarning, match="memory 1e-09 GB is too little"):
+        capped = trained(FedCat, StackedEngine(memory=1.0), k=5)
     assert max(counts[:3]) == 5
     assert max(counts[3:]) == 1
     assert apart(capped.method.row, free.method.row) < 1e-10

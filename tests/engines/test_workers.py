@@ -1,9 +1,10 @@
 """Processes that train give the bits that one process gives, and fail in a way that can be read."""
 
+import multiprocessing
 import os
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from helpers import digits_net, federation, layout_of, simulate, small_net
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedcat
 from fedcat.engines import SequentialEngine, StackedEngine, WorkersEngine, can_fork, make
 from fedcat.engines.workers import STEP, divide, divide_stacks
 from fedcat.errors import SettingError
@@ -141,7 +143,7 @@ def test_an_answer_that_nobody_fetched_is_not_taken_for_the_next(monkeypatch):
 
 class Unsendable(LocalRule):
     def report(self, task, hop):
-        return {"half": torch.zeros(2, dtype=torch.bfloat16)}
+        return {"quarter": torch.zeros(2, dtype=torch.float8_e5m2)}
 
 
 def test_a_reply_that_cannot_travel_is_an_error_and_no_death():
@@ -150,10 +152,53 @@ def test_a_reply_that_cannot_travel_is_an_error_and_no_death():
 
     engine = WorkersEngine(SequentialEngine(), 2)
     sim = simulate(Own, federation(SIZES), layout_of(small_net()), engine)
-    with pytest.raises(TypeError, match="BFloat16"):
+    with pytest.raises(TypeError, match="Float8"):
         sim.run()
     assert all(process.is_alive() for process, _ in engine._workers)
     engine.release()
+
+
+@dataclass(frozen=True)
+class Halves(LocalRule):
+    def report(self, task, hop):
+        return {"half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}
+
+
+def test_numbers_that_numpy_does_not_know_travel():
+    seen = []
+
+    class Own(FedAvg):
+        rule = Halves()
+
+        def absorb(self, replies):
+            seen.extend(reply.uploads["half"] for reply in replies)
+            super().absorb(replies)
+
+    engine = WorkersEngine(SequentialEngine(), 2)
+    simulate(Own, federation(SIZES), layout_of(small_net()), engine, rounds=1).run()
+    engine.release()
+    assert all(torch.equal(half, torch.tensor([1.5, -2.0], dtype=torch.bfloat16)) for half in seen)
+    assert len(seen) == 3
+
+
+def _accuracy(seed):
+    return fedcat.run(dataset="digits", devices=20, rounds=1, epochs=1, seed=seed).accuracy
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="processes are forked where there is no CUDA")
+def test_a_run_in_a_pool_of_processes_trains_in_its_own():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.map(_accuracy, [3]) == [_accuracy(3)]
+
+
+def test_processes_that_cannot_be_made_are_an_error_that_says_so(monkeypatch):
+    def start(self):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.context.ForkProcess.start", start)
+    engine = WorkersEngine(SequentialEngine(), 2)
+    with pytest.raises(RuntimeError, match=r"2 processes cannot be made .* use fewer --workers"):
+        simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=1).run()
 
 
 def test_work_is_divided_evenly():

@@ -86,3 +86,19 @@ def test_looking_at_a_net_leaves_it_and_the_random_numbers_alone(pool):
     traits(layout, pool)
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(layout.pack(net), before)
+
+
+class Contiguous(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(2, 3, 3)
+
+    def forward(self, x):
+        assert x.is_contiguous()
+        return self.layer(x).flatten(1)
+
+
+def test_a_net_that_insists_on_how_its_values_lie_gets_them_so():
+    images = Pool(np.zeros((8, 2, 5, 5)), np.zeros(8, np.int64))
+    assert not traits(layout_of(Contiguous()), images).channels_last
+    assert traits(layout_of(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())), images).channels_last

@@ -18,6 +18,8 @@ from fedcat.simulation import Simulation, step_together
 
 PASSES = 3
 """A step's arithmetic counts as three forward passes: forward, and backward to inputs and to weights."""
+WARM = 8
+"""Rounds on a GPU before those that are timed: until every width has been captured."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Timing:
     engine, kernels : str
         What trained.
     memory : float
-        Bytes of the GPU at most in the first two rounds, the data and the loop's included; 0 on a CPU.
+        Bytes of the GPU at most in the first rounds, the data and the loop's included; 0 on a CPU.
     """
 
     net: str
@@ -148,10 +150,11 @@ class Bench:
         engine = simulations[0].engine
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        start = clock(lambda: step_together(simulations), self.device)
-        step_together(simulations)
-        memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         try:
+            start = clock(lambda: step_together(simulations), self.device)
+            for _ in range(WARM if self.device.type == "cuda" else 1):
+                step_together(simulations)
+            memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
             turns = [self._turn(simulations) for _ in range(self.turns)]
             kernels = engine.kernels(simulations[0].task)
         finally:

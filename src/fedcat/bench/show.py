@@ -30,18 +30,16 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def show_timings(console: Console, timings: Sequence[Timing]) -> None:
-    """Print one line for each way."""
+def show_timings(console: Console, net: str, timings: Sequence[Timing]) -> None:
+    """Print one line for each way to train a net."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("net", no_wrap=True)
-    table.add_column("engine", no_wrap=True)
+    table.add_column(net, no_wrap=True)
     for name in ("runs", "round", "step", "plain", "loader", "matrix", "first"):
         table.add_column(name, justify="right", no_wrap=True)
     for timing in timings:
         case = timing.case
         exact = {None: "", True: " exact", False: ""}[case.exact]
         table.add_row(
-            timing.net,
             f"{timing.engine} {case.precision}{exact}",
             str(case.runs),
             _time(timing.seconds),

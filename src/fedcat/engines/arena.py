@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from fedcat.engines.rows import Rows
 from fedcat.engines.slab import Slab, norms
 from fedcat.engines.vmapped import Vmapped
 from fedcat.engines.width import Width
-from fedcat.local import stack
+from fedcat.local import LocalRule, stack
 
 TOGETHER = 4
 """Steps in one graph: those that a row does not have any more do nothing."""
+
+SPARE = 8
+"""How many times as much room as a launch needs may be kept for longer ones."""
 
 Plan = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -27,8 +31,11 @@ Plan = tuple[NDArray[np.int64], NDArray[np.int64]]
 class Launch:
     """The rows of a launch, sorted by rule, with their batches."""
 
-    def __init__(self, jobs: list[Job], plans: list[Plan], width: Width, batch: int) -> None:
-        rules = list(dict.fromkeys(task.rule for task, _ in jobs))
+    def __init__(
+        self, jobs: list[Job], plans: list[Plan], width: Width, batch: int, rules: Sequence[LocalRule]
+    ) -> None:
+        present = {task.rule for task, _ in jobs}
+        rules = [rule for rule in rules if rule in present]
         self.place = sorted(range(len(jobs)), key=lambda i: rules.index(jobs[i][0].rule))
         self.jobs = [jobs[i] for i in self.place]
         self.plans = [plans[i] for i in self.place]
@@ -47,8 +54,16 @@ class Launch:
 
     @property
     def room(self) -> int:
-        """Steps for which there must be room: a power of two, so that launches of about one length share memory."""
-        return 1 << (int(self.counts.max()) - 1).bit_length()
+        """Steps for which there must be room, a power of two.
+
+        It is that of the longest hop which the federation could have, unless that is much longer than these, so that
+        all rounds use the same memory and graphs.
+        """
+        room = _power(int(self.counts.max()))
+        if self.rule.own_loss:  # what it draws takes room for every step
+            return room
+        longest = max(hop.epochs * -(-task.federation.largest // task.batch_size) for task, hop in self.jobs)
+        return max(room, min(_power(longest), SPARE * room))
 
     def form(self) -> tuple[object, ...]:
         """Return what launches must have in common to use the same memory and the same graphs."""
@@ -64,6 +79,10 @@ class Launch:
             drawn = task.rule.draw(rng, task, hop, count)
             rows.append({n: _longer(t, self.room) for n, t in drawn.items()})
         return stack(rows)
+
+
+def _power(steps: int) -> int:
+    return 1 << (steps - 1).bit_length()
 
 
 def _longer(values: Tensor, steps: int) -> Tensor:
@@ -110,6 +129,7 @@ class Arena:
         self.levels = _levels(self.count) if fill == 1 else [self.count]
         self.staging = torch.full(self.rows.pick.shape, -1, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.graphs: dict[int, Any] = {}
+        self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._staged: Any = None
 
     def rest(self) -> None:
@@ -197,7 +217,7 @@ class Arena:
         torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._memory):  # nothing that a graph leaves there is read by another
             self._steps(level)
         self.graphs[level] = graph
         self.rows.count.copy_(kept[0])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from fedcat.arithmetic import on
 from fedcat.engines.arena import Arena, Launch
 from fedcat.engines.engine import Job
 from fedcat.engines.fused.chain import Chain
@@ -17,7 +20,7 @@ from fedcat.engines.schedule import batches
 from fedcat.engines.slab import replies_of
 from fedcat.engines.width import FIXED, Width
 from fedcat.hop import Reply
-from fedcat.local import Task
+from fedcat.local import LocalRule, Task
 from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
 
@@ -27,6 +30,8 @@ UNLIMITED = 1_000_000
 """Rows that fit where there is no GPU whose memory could end."""
 SHARE = 0.9
 """The part of the memory that is planned with; the rest is for what cannot be foreseen."""
+LIMIT = 65_535
+"""Rows that a kernel can be launched on."""
 
 
 class Replayed:
@@ -42,26 +47,32 @@ class Replayed:
         self.exact, self.precision, self.memory = exact, precision, memory
         self._arenas: OrderedDict[object, tuple[Arena, float]] = OrderedDict()
         self._most: dict[object, int] = {}
-        self._kernels: WeakKeyDictionary[Layout, str] = WeakKeyDictionary()
+        self._kernels: WeakKeyDictionary[Layout, dict[object, str]] = WeakKeyDictionary()
         self.width = Width(FIXED, FIXED) if exact else Width()
 
     def takes(self, task: Task) -> bool:
         """Tell whether launches of a task can be replayed: on a GPU, nets that treat every sample by itself."""
         return task.layout.device.type == "cuda" and not traits(task.layout, task.pool).mixes_samples
 
-    def train(self, jobs: list[Job]) -> list[Reply]:
-        """Train hops that share a net and a loss, the longest first; the replies come in the order of the jobs."""
-        task = jobs[0][0]
+    def train(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Reply]:
+        """Train hops that share a net and a loss, the longest first; the replies come in the order of the jobs.
+
+        `rules` are those of the hops, in an order that is the same in every round: memory and graphs follow it.
+        """
+        task, hop = jobs[0]
+        with on(hop.start.device):
+            return self._train(task, jobs, rules)
+
+    def _train(self, task: Task, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Reply]:
         task.layout.net.train()
         batch = max(task.padding for task, _ in jobs)
-        rules = dict.fromkeys(task.rule for task, _ in jobs)
         key = (task.layout, task.pool, batch, *rules)
         if key not in self._most:
             self._arenas.clear()
         chain = usable_chain(task, batch, self.precision)
-        self._kernels[task.layout] = why_not(task, batch, self.precision)
+        self._kernels.setdefault(task.layout, {})[task.rule.loss_key()] = why_not(task, batch, self.precision)
         if key not in self._most:
-            self._most[key] = self._fitting(jobs, chain, batch)
+            self._most[key] = self._fitting(jobs, rules, chain, batch)
         waiting, done = [jobs], []
         while waiting:
             part = waiting.pop()
@@ -72,10 +83,12 @@ class Replayed:
                 size = -(-len(part) // pieces)
                 waiting += [part[begin : begin + size] for begin in reversed(range(0, len(part), size))]
                 continue
+            launch = Launch(part, [batches(task, hop) for task, hop in part], self.width, batch, rules)
+            form = launch.form()
             try:
-                done.append(self._launch(part, chain, batch, most))
+                done.append((launch, *self._arena(launch, form, chain, most).run(launch)))
             except torch.OutOfMemoryError:
-                alone = len(self._arenas) < 2
+                alone = not any(kept != form for kept in self._arenas)
                 self._arenas.clear()
                 torch.cuda.empty_cache()
                 if alone and (len(part) == 1 or self._fill(chain) > 1):
@@ -86,7 +99,7 @@ class Replayed:
 
     def kernels(self, task: Task) -> str:
         """Return what computes a task's steps, in words."""
-        reason = self._kernels.get(task.layout, "nothing was trained yet")
+        reason = self._kernels.get(task.layout, {}).get(task.rule.loss_key(), "nothing was trained yet")
         return f"torch.vmap, replayed: {reason}" if reason else "fused"
 
     def release(self) -> None:
@@ -101,16 +114,15 @@ class Replayed:
         """Return to how many rows a launch is filled up: kernels of our own do not care how many there are."""
         return FIXED if self.exact and chain is None else 1
 
-    def _launch(self, jobs: list[Job], chain: Chain | None, batch: int, most: int) -> tuple[Launch, Tensor, Tensor]:
-        """Start a launch; the host does not wait for it. Arenas that are kept fit into memory together."""
-        launch = Launch(jobs, [batches(task, hop) for task, hop in jobs], self.width, batch)
-        form, share = launch.form(), max(len(jobs), self._fill(chain)) / most
+    def _arena(self, launch: Launch, form: object, chain: Chain | None, most: int) -> Arena:
+        """Return memory for a launch. What is kept for others fits into memory beside it."""
+        share = max(len(launch.jobs), self._fill(chain)) / most
         if form not in self._arenas:
             while self._arenas and (len(self._arenas) >= KEPT or self.taken() + share > 1):
                 self._arenas.popitem(last=False)
             self._arenas[form] = Arena(launch, chain, self.precision, self.width, self._fill(chain)), share
         self._arenas.move_to_end(form)
-        return launch, *self._arenas[form][0].run(launch)
+        return self._arenas[form][0]
 
     def taken(self) -> float:
         """Return the share of the memory that the arenas take."""
@@ -121,13 +133,13 @@ class Replayed:
         found = replies_of(launch.jobs, launch.slabs, ends, launch.counts, means)
         return [reply for _, reply in sorted(zip(launch.place, found, strict=True), key=lambda pair: pair[0])]
 
-    def _fitting(self, jobs: list[Job], chain: Chain | None, batch: int) -> int:
+    def _fitting(self, jobs: list[Job], rules: Sequence[LocalRule], chain: Chain | None, batch: int) -> int:
         """Return how many rows fit into memory: measured on a few, one of each rule, of which none takes a step."""
         device = jobs[0][1].start.device
         if device.type != "cuda":
             return UNLIMITED
         few = list({task.rule: (task, hop) for task, hop in reversed(jobs)}.values())
-        launch = Launch(few, [batches(task, hop) for task, hop in few], self.width, batch)
+        launch = Launch(few, [batches(task, hop) for task, hop in few], self.width, batch, rules)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         arena = Arena(launch, chain, self.precision, self.width, self._fill(chain))
@@ -136,5 +148,13 @@ class Replayed:
         del arena
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        most = free if self.memory is None else min(free, self.memory - before)
-        return max(1, int(SHARE * most / row))
+        most = int(SHARE * (free if self.memory is None else min(free, self.memory - before)) / row)
+        least = self._fill(chain)
+        if self.memory is not None and most < least:
+            needed = (before + least * row / SHARE) / 1e9
+            warnings.warn(
+                f"memory {self.memory / 1e9:.3g} GB is too little: the data and {least} rows of this net, the fewest "
+                f"that can be trained at a time, take about {needed:.3g} GB",
+                stacklevel=2,
+            )
+        return max(1, min(most, LIMIT))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.arithmetic import arithmetic, lowered
+from fedcat.arithmetic import arithmetic, lowered_stacked
 from fedcat.chance import Purpose, chance
 from fedcat.engines.engine import Engine, Job
 from fedcat.engines.evaluation import evaluate_together
@@ -58,9 +58,10 @@ class StackedEngine(Engine):
         replies: dict[int, Reply] = {}
         with arithmetic(self.precision):
             for positions in launches.values():
+                rules = list(dict.fromkeys(jobs[p][0].rule for p in positions))
                 positions.sort(key=lambda p: -steps_of(*jobs[p]))
                 some = [jobs[p] for p in positions]
-                found = self._gpu.train(some) if self._gpu.takes(some[0][0]) else self._launch(some)
+                found = self._gpu.train(some, rules) if self._gpu.takes(some[0][0]) else self._launch(some)
                 replies.update(zip(positions, found, strict=True))
         return [replies[p] for p in range(len(jobs))]
 
@@ -230,7 +231,7 @@ class _Launch:
             "memory": taken(self.beside["memory"], rows),
             "drawn": {n: t[rows, step] for n, t in self.drawn.items()},
         }
-        with lowered(self.precision, self.device):
+        with lowered_stacked(self.precision):
             losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
                 leaves, self.layout.buffer_views(buffers), x, y, mask, beside
             )

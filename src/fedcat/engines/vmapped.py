@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.arithmetic import lowered
+from fedcat.arithmetic import lowered_stacked
 from fedcat.engines.rows import Rows
 from fedcat.federation.pool import Pool
 from fedcat.hop import Tensors
@@ -71,7 +71,7 @@ class Vmapped:
             "memory": {n: t[which] for n, t in self.beside["memory"].items()},
             "drawn": {n: t.flatten(0, 1)[which * steps + step] for n, t in self.drawn.items()},
         }
-        with torch.enable_grad(), lowered(self.precision, rows.p.device):
+        with torch.enable_grad(), lowered_stacked(self.precision):
             losses, after = vmap(self._loss)(leaves, buffers, x, y, mask, beside)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         rows.g[which] = torch.cat([g.reshape(width, -1).to(rows.g.dtype) for g in grads], 1)

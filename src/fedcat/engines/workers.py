@@ -16,7 +16,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.engines.engine import Engine, Job
@@ -32,8 +34,12 @@ STEP = 8
 
 
 def can_fork() -> bool:
-    """Tell whether processes that share this one's memory can be made: on Linux, where no GPU is in use."""
-    return sys.platform == "linux" and not torch.cuda.is_available()
+    """Tell whether processes that share this one's memory can be made: on Linux, where no GPU is in use.
+
+    A process of a `multiprocessing.Pool` may have none of its own.
+    """
+    daemon = multiprocessing.current_process().daemon
+    return sys.platform == "linux" and not daemon and not torch.cuda.is_available()
 
 
 class WorkersEngine(Engine):
@@ -109,7 +115,11 @@ class WorkersEngine(Engine):
             ours, theirs = context.Pipe()
             others = [pipe for _, pipe in self._workers]
             process = context.Process(target=_serve, args=(theirs, [ours, *others], self.inner, known), daemon=True)
-            process.start()
+            try:
+                process.start()
+            except OSError as error:
+                self.release()
+                raise RuntimeError(f"{self.count} processes cannot be made ({error}): use fewer --workers") from error
             theirs.close()
             self._workers.append((process, ours))
 
@@ -218,9 +228,15 @@ class _Pickler(pickle.Pickler):
     """Writes tensors as arrays, each of them once."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype == torch.bfloat16:  # numpy does not know it
+            return _from_bits, (value.detach().contiguous().view(torch.int16).numpy(),)
         if isinstance(value, Tensor):
             return torch.from_numpy, (value.detach().numpy(),)
         return NotImplemented
+
+
+def _from_bits(bits: NDArray[np.int16]) -> Tensor:
+    return torch.from_numpy(bits).view(torch.bfloat16)
 
 
 def _packed(value: Any) -> memoryview:

@@ -80,6 +80,11 @@ class Federation:
         self._order: Ints = np.argsort(owners, kind="stable")
         self._starts: Ints = np.concatenate([[0], np.cumsum(self.sizes)])
 
+    @cached_property
+    def largest(self) -> int:
+        """The samples of the device that has most."""
+        return int(self.sizes.max())
+
     def indices(self, device: int) -> Ints:
         """Return the positions in `train` of the samples that `device` holds."""
         return self._order[self._starts[device] : self._starts[device + 1]]

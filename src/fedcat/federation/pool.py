@@ -77,7 +77,7 @@ class Pool:
     """
 
     def __init__(self, x: object, y: object, normalise: Normalise | None = None) -> None:
-        self.x = _tensor("x", x)
+        self.x = _tensor("x", x).contiguous()
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             raise SettingError("x must hold finite numbers, got NaN or infinity")
         labels = _tensor("y", y)

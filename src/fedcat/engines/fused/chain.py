@@ -150,7 +150,7 @@ class _Reader:
         pass
 
     def _centrecrop(self, layer: CentreCrop) -> None:
-        if self.spatial or len(self.shape) != 3 or min(self.shape[1:]) < layer.size:
+        if self.spatial or self.shape != self.stored or len(self.shape) != 3 or min(self.shape[1:]) < layer.size:
             raise Unknown("it crops elsewhere than at the beginning")
         self.corner = ((self.shape[1] - layer.size) // 2, (self.shape[2] - layer.size) // 2)
         self.shape = (self.shape[0], layer.size, layer.size)

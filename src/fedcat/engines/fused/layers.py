@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class Layer(ABC):
     before: Layer
 
     def __init__(self, program: Program, before: Layer | None) -> None:
-        self.program = program
+        self.program: Program = proxy(program)  # no cycle: memory is given back at once with the program
         if before is not None:
             self.before = before
 
@@ -392,7 +393,8 @@ class TailLayer:
     """The last linear layers with the loss."""
 
     def __init__(self, program: Program, specs: tuple[Linear, ...], before: Layer) -> None:
-        self.program, self.specs, self.before = program, specs, before
+        self.program: Program = proxy(program)
+        self.specs, self.before = specs, before
         self.hidden = [program.buffer(program.batch, spec.units) for spec in specs[:-1]]
         self.errors = [program.buffer(program.batch, spec.units) for spec in specs]
         self.tile = tail_tile(program.mode)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from fedcat.engines.fused import linear_kernels
 from fedcat.engines.fused.chain import Chain
@@ -106,11 +107,20 @@ class Program:
         )
 
     def launch(self, kernel: Any, blocks: int, *tensors: Tensor, **sizes: Any) -> None:
-        """Launch a kernel on the rows that are at work; what all kernels take is added."""
+        """Launch a kernel on the rows that are at work; what all kernels take is added.
+
+        Where a card has less shared memory than the tile asks for, fewer stages of a loop are in it at a time.
+        """
         rows = self.rows
-        kernel[blocks, self.width](
-            *tensors, step=rows.step, count=rows.count, order=rows.order, ahead=self.ahead, **sizes
-        )
+        state = {"step": rows.step, "count": rows.count, "order": rows.order, "ahead": self.ahead}
+        while True:
+            try:
+                kernel[blocks, self.width](*tensors, **state, **sizes)
+                return
+            except OutOfResources:
+                if sizes.get("num_stages", 1) == 1:
+                    raise
+                sizes["num_stages"] -= 1
 
     @contextmanager
     def _aside(self, number: int) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ LIMITS = {"fp32": 0.02, "tf32": 0.2, "bf16": 0.4}
 two values of a pooling window are almost alike, either may win: even full precision shows more than rounding."""
 LARGEST_BATCH = 1024
 
-_found: WeakKeyDictionary[Layout, dict[tuple[int, str], Chain | str]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Layout, WeakKeyDictionary[Pool, dict[tuple[int, str], Chain | str]]] = WeakKeyDictionary()
 
 
 def usable_chain(task: Task, batch: int, precision: str) -> Chain | None:
@@ -39,7 +40,7 @@ def why_not(task: Task, batch: int, precision: str) -> str:
 def _known(task: Task, batch: int, precision: str) -> Chain | str:
     if task.rule.own_loss:
         return "the method has a loss of its own"
-    known = _found.setdefault(task.layout, {})
+    known = _found.setdefault(task.layout, WeakKeyDictionary()).setdefault(task.pool, {})
     if (batch, precision) not in known:
         known[batch, precision] = _try(task.layout, task.pool, batch, precision)
     return known[batch, precision]
@@ -61,9 +62,12 @@ def _try(layout: Layout, pool: Pool, batch: int, precision: str) -> Chain | str:
         raise
     except Exception as error:  # whatever the compiler or the card raises is the reason
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-        warnings.warn(f"the fused kernels cannot be used ({reason}): training goes on without them", stacklevel=2)
-        return reason
-    return chain if distance <= LIMITS[precision] else f"its gradients differ from autograd's by {distance:.2g}"
+    else:
+        if distance <= LIMITS[precision]:
+            return chain
+        reason = f"its gradients differ from autograd's by {distance:.2g}"
+    warnings.warn(f"the fused kernels cannot be used ({reason}): training goes on without them", stacklevel=2)
+    return reason
 
 
 def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: str) -> float:
@@ -92,4 +96,5 @@ def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: s
     fused, plain = found
     norm = torch.linalg.vector_norm
     least = 1e-3 * norm(torch.cat([g.flatten() for g in plain.values()]))
-    return max(float(norm(fused[n] - g) / torch.maximum(norm(g), least)) for n, g in plain.items())
+    found_apart = [float(norm(fused[n] - g) / torch.maximum(norm(g), least)) for n, g in plain.items()]
+    return max(found_apart) if all(map(math.isfinite, found_apart)) else math.inf
