@@ -3,9 +3,9 @@
     python benchmarks/engines.py [--device cpu] [--nets digits-cnn lab-cifar] [--batch-sizes 10 50] [--per-round 10]
         [--samples 100] [--json FILE]
 
-FedAvg rounds on random images: every device holds --samples samples, one local epoch. Both engines do the same work
-in one process; they take turns, and the best of several rounds counts. The last column is how many times faster stacked
-is.
+FedAvg rounds on random images: every device holds --samples samples, one local epoch. Both engines do the same work,
+with as many processes as `fedcat run` takes; they take turns, and the best of several rounds counts. The last columns
+are how many times faster stacked is, and what computes it.
 """
 
 from __future__ import annotations
@@ -75,11 +75,15 @@ def measure(net: str, batch_size: int, words: argparse.Namespace) -> dict[str, o
             if turn:
                 best[engine] = min(best[engine], elapsed)
     task = pair["stacked"].task
+    kernels = {e: simulation.engine.kernels(task) for e, simulation in pair.items()}
+    for simulation in pair.values():
+        simulation.engine.release()
     flops = traits(task.layout, task.pool).flops * batch_size
     return {
         "net": net,
         "batch_size": batch_size,
         "mflop_forward": flops / 1e6,
+        "kernels": kernels,
         "rounds_a_second": {e: 1 / seconds for e, seconds in best.items()},
         "ratio": best["sequential"] / best["stacked"],
     }
@@ -109,7 +113,7 @@ def main() -> None:
             speed = row["rounds_a_second"]
             print(
                 f"{net:14} {batch_size:5} {row['mflop_forward']:13.1f} {speed['sequential']:10.2f}/s "
-                f"{speed['stacked']:10.2f}/s {row['ratio']:6.2f}x",
+                f"{speed['stacked']:10.2f}/s {row['ratio']:6.2f}x  {row['kernels']['stacked']}",
                 flush=True,
             )
     if words.json:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
+from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
 from torch import nn
 
 from fedcat.engines import StackedEngine, make, pick, width
@@ -251,7 +251,7 @@ def test_stacked_dropout_would_be_an_error_and_not_a_silent_mistake():
 def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, batch_size, fixed, device, monkeypatch):
     """On a CPU also where the width of a stack is taken to matter, so that it is fixed."""
     if fixed:
-        monkeypatch.setattr(width, "_matters", lambda layout, pool, batch_size: True)
+        monkeypatch.setattr(width, "_matters", lambda *given: True)
     fed = federation([3, 9, 5, 13, 7, 4])
     layout = layout_of(net(), torch.float32, device)
 
@@ -270,7 +270,7 @@ def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, batch_size, fixe
 
 
 def test_a_fixed_width_agrees_with_the_reference(monkeypatch):
-    monkeypatch.setattr(width, "_matters", lambda layout, pool, batch_size: True)
+    monkeypatch.setattr(width, "_matters", lambda *given: True)
     monkeypatch.setattr(width, "FIXED", 4)
     fed = federation([3, 9, 5, 12, 7, 4, 20])
     rows = []
@@ -368,4 +368,8 @@ def test_the_rule_for_auto():
     assert name == "sequential"
     assert "MFLOP a batch forward, above" in why
     assert pick("stacked", small, fed.train, 10**6) == ("stacked", "as asked")
+    chain = layout_of(digits_net())
+    assert pick("auto", chain, fed.train, 60)[0] == "stacked"
+    assert "small chain of layers" in pick("auto", chain, fed.train, 60)[1]
+    assert pick("auto", chain, fed.train, 100)[0] == "sequential"
     assert pick("sequential", small, fed.train, 1) == ("sequential", "as asked")

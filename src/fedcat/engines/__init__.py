@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedcat.engines.chained import chained_of
 from fedcat.engines.engine import Engine
 from fedcat.engines.sequential import SequentialEngine
 from fedcat.engines.stacked import StackedEngine
@@ -13,7 +14,7 @@ from fedcat.models.traits import traits
 
 NAMES = ("auto", "sequential", "stacked")
 
-STACK_BELOW = 4e7
+STACK_BELOW = 5e6
 """Floating-point operations of a batch's forward pass below which stacking pays on a CPU (benchmarks/engines.py)."""
 
 
@@ -37,6 +38,8 @@ def pick(name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = F
         return name, "as asked"
     if layout.device.type == "cuda":
         return "stacked", "on a GPU stacking pays for every net that can be stacked"
+    if chained_of(layout, pool, batch_size) is not None:
+        return "stacked", "a small chain of layers: stacks of it are products of matrices on a CPU"
     work = found.flops * batch_size
     side = "below" if work < STACK_BELOW else "above"
     limit = f"{STACK_BELOW / 1e6:.0f} where stacking stops to pay on a CPU"

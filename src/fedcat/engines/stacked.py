@@ -13,6 +13,7 @@ from torch.func import vmap
 
 from fedcat.arithmetic import arithmetic, lowered_stacked
 from fedcat.chance import Purpose, chance
+from fedcat.engines.chained import Chained, chained_of
 from fedcat.engines.engine import Engine, Job
 from fedcat.engines.evaluation import evaluate_together
 from fedcat.engines.replayed import Replayed
@@ -68,14 +69,24 @@ class StackedEngine(Engine):
     def _launch(self, jobs: list[Job]) -> list[Reply]:
         """Train hops step by step, the longest first, in stacks that are not too wide."""
         task = jobs[0][0]
-        width = width_of(task.layout, task.pool, task.padding, self.exact)
+        chained = self._chained(task)
+        by_hand = None if chained is None else chained.of_samples
+        width = width_of(task.layout, task.pool, task.padding, self.exact, by_hand)
         most = width.most or len(jobs)
         parts = [jobs[begin : begin + most] for begin in range(0, len(jobs), most)]
-        return [reply for part in parts for reply in _Launch(part, self.exact, width, self.precision).run()]
+        return [reply for part in parts for reply in _Launch(part, self.exact, width, self.precision, chained).run()]
+
+    def _chained(self, task: Task) -> Chained | None:
+        """Return how a task's gradients are computed by hand, where that is faster."""
+        if self.precision != "fp32" or task.rule.own_loss:
+            return None
+        return chained_of(task.layout, task.pool, task.padding)
 
     def kernels(self, task: Task) -> str:
         """Return what computes a task's steps, in words."""
-        return self._gpu.kernels(task) if self._gpu.takes(task) else "torch.vmap"
+        if self._gpu.takes(task):
+            return self._gpu.kernels(task)
+        return "torch.vmap" if self._chained(task) is None else "products by hand"
 
     def release(self) -> None:
         """Give back memory that was kept for the next call."""
@@ -97,8 +108,8 @@ class StackedEngine(Engine):
 class _Launch:
     """One matrix of rows from its first step to its last."""
 
-    def __init__(self, jobs: list[Job], exact: bool, width: Width, precision: str) -> None:
-        self.exact, self.width, self.precision = exact, width, precision
+    def __init__(self, jobs: list[Job], exact: bool, width: Width, precision: str, chained: Chained | None) -> None:
+        self.exact, self.width, self.precision, self.chained = exact, width, precision, chained
         plans = [batches(task, hop) for task, hop in jobs]
         rules = list(dict.fromkeys(task.rule for task, _ in jobs))
         order = sorted(range(len(jobs)), key=lambda i: (rules.index(jobs[i][0].rule), -len(plans[i][0])))
@@ -224,6 +235,10 @@ class _Launch:
         mask = (index >= 0).to(p.dtype) if padded else None
         index = index.clamp(min=0)
         x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
+        if self.chained is not None:
+            losses, g = self.chained.gradients(p, x, y, mask)
+            self.loss[rows] += losses
+            return g, buffers
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(p).items()}
         beside = {
             "start": take(self.beside["start"], rows),

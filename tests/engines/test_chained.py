@@ -1,0 +1,133 @@
+"""Gradients that are written out by hand are autograd's."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import apart, digits_net, federation, layout_of, simulate, small_net
+from torch import nn
+
+from fedcat.engines import StackedEngine, make
+from fedcat.engines import chained as module
+from fedcat.engines.chained import Chained, chained_of
+from fedcat.engines.fused.chain import chain_of
+from fedcat.engines.width import trial_rows, vmapped_gradients
+from fedcat.federation.pool import Pool
+from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
+from fedcat.models.nets import CentreCrop
+
+NETS = {
+    "digits": digits_net,
+    "no pooling": lambda: nn.Sequential(nn.Conv2d(1, 3, 3, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(300, 10)),
+    "no ReLU": lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 10)),
+    "no bias": lambda: nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, bias=False), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 2, bias=False)),
+        *(nn.Flatten(), nn.Linear(12, 20, bias=False), nn.ReLU(), nn.Linear(20, 10, bias=False)),
+    ),
+    "odd sides, twice": lambda: nn.Sequential(
+        *(nn.Conv2d(1, 20, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 5, 1), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(5, 10)),
+    ),
+    "crop": lambda: nn.Sequential(
+        *(CentreCrop(6), nn.Conv2d(1, 17, 3, padding=1), nn.ReLU(), nn.Conv2d(17, 3, 3, padding=1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(108, 10)),
+    ),
+    "linear only": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10)),
+}
+
+
+def pool_of(shape=(1, 8, 8), seed=0, **words):
+    rng = np.random.default_rng(seed)
+    return Pool(rng.integers(256, size=(40, *shape), dtype=np.uint8), rng.integers(10, size=40), **words)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_are_those_of_autograd(name, dtype):
+    torch.manual_seed(0)
+    pool, layout = pool_of(), layout_of(NETS[name](), dtype)
+    rows, index = trial_rows(layout, pool, 3, 5)
+    (mine,) = Chained(chain_of(layout, pool)).of_samples(layout, pool, rows, index)
+    right = torch.cat([part.reshape(3, -1) for part in vmapped_gradients(layout, pool, rows, index)], 1)
+    assert apart(mine, right) < (1e-14 if dtype == torch.float64 else 1e-6)
+
+
+def test_of_equal_values_in_a_window_the_first_wins():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 20, 1), nn.ReLU(), nn.Conv2d(20, 4, 1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+        nn.Linear(64, 10),
+    )
+    layout = layout_of(net)
+    pool = Pool(np.random.default_rng(0).integers(2, size=(40, 1, 8, 8)).astype(float), np.arange(40) % 10)
+    rows, index = trial_rows(layout, pool, 2, 6)
+    (mine,) = Chained(chain_of(layout, pool)).of_samples(layout, pool, rows, index)
+    right = torch.cat([part.reshape(2, -1) for part in vmapped_gradients(layout, pool, rows, index)], 1)
+    assert apart(mine, right) < 1e-14
+
+
+def test_samples_that_do_not_count_change_nothing():
+    pool, layout = pool_of(), layout_of(digits_net())
+    rows, index = trial_rows(layout, pool, 2, 5)
+    made = Chained(chain_of(layout, pool))
+    mask = torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.float64)
+    x = pool.inputs(index, layout.dtype)
+    losses, g = made.gradients(rows, x, pool.y[index], mask)
+    few, few_g = made.gradients(rows[:1], x[:1, :3], pool.y[index][:1, :3], None)
+    assert apart(g[0], few_g[0]) < 1e-14
+    assert torch.allclose(losses[:1], few, rtol=1e-14)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("method", [FedAvg, FedCat, FedProx, Scaffold])
+def test_training_by_hand_agrees_with_the_sequential_engine(method, exact):
+    rows = []
+    for engine in ("sequential", "stacked"):
+        words = {"rounds": 3, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0}
+        sim = simulate(method, federation([3, 9, 5, 12, 7]), layout_of(digits_net()), engine, exact=exact, **words)
+        sim.run()
+        rows.append(sim.method.row)
+    assert sim.engine.kernels(sim.task) == "products by hand"
+    assert apart(*rows) < 1e-12
+
+
+def test_what_goes_without():
+    layout, pool = layout_of(digits_net(), torch.float32), pool_of()
+    assert isinstance(chained_of(layout, pool, 10), Chained)
+    assert chained_of(layout, pool, 10_000) is None
+    assert chained_of(layout_of(small_net()), pool, 10) is None
+    norm = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LocalResponseNorm(3), nn.Flatten(), nn.Linear(144, 10))
+    assert chained_of(layout_of(norm), pool, 10) is None
+    for method, precision in ((FedGen, "fp32"), (FedAvg, "bf16")):
+        sim = simulate(method, federation([4, 4, 4]), layout, make("stacked", precision=precision), rounds=1)
+        assert sim.engine.kernels(sim.task) == "torch.vmap"
+
+
+def test_gradients_that_differ_are_not_used(monkeypatch):
+    gradients = Chained.gradients
+
+    def wrong(self, *given):
+        losses, g = gradients(self, *given)
+        return losses, g * 1.1
+
+    monkeypatch.setattr(Chained, "gradients", wrong)
+    layout, pool = layout_of(digits_net()), pool_of()
+    with pytest.warns(UserWarning, match="by hand differ from autograd's by 0.1: training goes on"):
+        assert chained_of(layout, pool, 10) is None
+    assert chained_of(layout, pool, 10) is None
+
+
+def test_exact_bits_do_not_depend_on_what_is_beside():
+    layout, fed = layout_of(digits_net(), torch.float32), federation([8] * 9)
+    rows = []
+    for count in (1, 2, 7):
+        engine = StackedEngine(exact=True)
+        sims = [simulate(FedAvg, fed, layout, engine, rounds=2, seed=s, exact=True) for s in range(count)]
+        for _ in range(2):
+            replies = engine.train([job for sim in sims for job in sim.plan()])
+            for sim in sims:
+                own, replies = replies[:3], replies[3:]
+                sim.absorb(own)
+                sim.record()
+        rows.append(sims[0].method.row)
+    assert all(torch.equal(row, rows[0]) for row in rows)
+    assert module._found[layout]
