@@ -369,7 +369,7 @@ def test_the_rule_for_auto():
     assert "MFLOP a batch forward, above" in why
     assert pick("stacked", small, fed.train, 10**6) == ("stacked", "as asked")
     chain = layout_of(digits_net())
-    assert pick("auto", chain, fed.train, 60)[0] == "stacked"
-    assert "small chain of layers" in pick("auto", chain, fed.train, 60)[1]
+    assert pick("auto", chain, fed.train, 50)[0] == "stacked"
+    assert "small chain of layers" in pick("auto", chain, fed.train, 50)[1]
     assert pick("auto", chain, fed.train, 100)[0] == "sequential"
     assert pick("sequential", small, fed.train, 1) == ("sequential", "as asked")

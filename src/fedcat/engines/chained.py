@@ -19,7 +19,7 @@ from fedcat.engines.width import trial_rows, vmapped_gradients
 from fedcat.federation.pool import Pool
 from fedcat.models.layout import Layout
 
-MOST_PATCHES = 200_000
+MOST_PATCHES = 150_000
 """Numbers under the kernels of a row's batch up to which this is faster than `torch.vmap` (docs/speed.md)."""
 SHORT = 16
 """Neighbours below which numbers are picked one by one: runs are copied faster where they are longer."""
