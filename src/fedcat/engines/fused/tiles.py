@@ -30,16 +30,16 @@ def conv_lanes(mode: str, channels: int, merged: bool) -> int:
 def conv_forward_tile(mode: str, apart: bool) -> Tile:
     """Return the tile of a convolution; `apart`: each place of a pooling window alone."""
     if apart:
-        return _tile(stages=3, BM=64, BK=32) if mode == "tf32" else _tile(BM=32, BK=32)
+        return _tile(BM=32, BK=32) if mode == "ieee" else _tile(stages=3, BM=64, BK=32)
     if mode == "ieee":
-        return _tile(BM=64, BK=16)
+        return _tile(stages=3, BM=64, BK=16)
     return _tile(stages=4 if mode == "bf16" else 3, BM=128, BK=32)
 
 
 def conv_input_tile(mode: str) -> Tile:
     """Return the tile of the gradient of a convolution's input."""
     if mode == "ieee":
-        return _tile(BM=128, BK=16)
+        return _tile(stages=3, BM=64, BK=16)
     return _tile(stages=3, BM=128, BK=64 if mode == "bf16" else 32)
 
 
@@ -75,11 +75,11 @@ def fold_block(size: int) -> int:
 
 def tail_tile(mode: str) -> Tile:
     """Return the tile of the last layers."""
-    return _tile(warps=8, BM=16, BK=64) if mode == "ieee" else _tile(stages=3, BM=16, BK=64)
+    return _tile(BM=16, BK=32) if mode == "ieee" else _tile(stages=3, BM=16, BK=64)
 
 
 def linear_tiles(mode: str) -> tuple[Tile, Tile, Tile]:
     """Return the tiles of a linear layer forward, of its input's and of its weights' gradient."""
     if mode == "ieee":
-        return _tile(BN=32, BK=32), _tile(BN=32, BK=32), _tile(BO=32, BI=32)
+        return _tile(warps=2, stages=3, BN=16, BK=64), _tile(BN=32, BK=32), _tile(BO=32, BI=32)
     return _tile(stages=4, BN=32, BK=128), _tile(stages=3, BN=64, BK=32), _tile(BO=64, BI=128)
