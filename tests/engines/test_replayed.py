@@ -10,9 +10,10 @@ import torch
 from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
 
 from fedcat.engines import StackedEngine
-from fedcat.engines.arena import Arena, _levels
+from fedcat.engines.arena import LEAD, Arena, _levels
 from fedcat.engines.engine import Engine
 from fedcat.engines.evaluation import evaluate_together
+from fedcat.engines.schedule import batch_lengths
 from fedcat.local import LocalRule
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.simulation import run_together
@@ -198,6 +199,13 @@ def test_rows_of_very_different_batches_do_not_share_a_launch(replayed, monkeypa
 
 def test_a_lone_sample_that_joins_a_batch_has_room(replayed):
     a, b = (trained(FedAvg, engine, join_lone=True) for engine in ("sequential", "stacked"))
+    assert apart(b.method.row, a.method.row) < 1e-10
+
+
+@pytest.mark.parametrize("join_lone", [False, True])
+def test_batches_that_are_drawn_while_the_device_is_at_work(replayed, join_lone):
+    a, b = (trained(FedAvg, engine, epochs=12, k=6, join_lone=join_lone) for engine in ("sequential", "stacked"))
+    assert 12 * len(batch_lengths(3, 4)) < LEAD < 12 * len(batch_lengths(12, 4))
     assert apart(b.method.row, a.method.row) < 1e-10
 
 

@@ -14,6 +14,7 @@ from fedcat.chance import Purpose, chance
 from fedcat.engines.engine import Job
 from fedcat.engines.fused.chain import Chain
 from fedcat.engines.rows import Rows
+from fedcat.engines.schedule import Schedule
 from fedcat.engines.slab import Slab, norms
 from fedcat.engines.vmapped import Vmapped
 from fedcat.engines.width import Width
@@ -22,24 +23,23 @@ from fedcat.local import LocalRule, stack
 TOGETHER = 4
 """Steps in one graph: those that a row does not have any more do nothing."""
 
+LEAD = 4 * TOGETHER
+"""Steps whose batches are drawn before the device starts; those of the others are drawn while it is at work."""
 SPARE = 8
 """How many times as much room as a launch needs may be kept for longer ones."""
-
-Plan = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Launch:
     """The rows of a launch, sorted by rule, with their batches."""
 
-    def __init__(
-        self, jobs: list[Job], plans: list[Plan], width: Width, batch: int, rules: Sequence[LocalRule]
-    ) -> None:
+    def __init__(self, jobs: list[Job], width: Width, batch: int, rules: Sequence[LocalRule]) -> None:
         present = {task.rule for task, _ in jobs}
         rules = [rule for rule in rules if rule in present]
         self.place = sorted(range(len(jobs)), key=lambda i: rules.index(jobs[i][0].rule))
         self.jobs = [jobs[i] for i in self.place]
-        self.plans = [plans[i] for i in self.place]
-        self.counts = np.array([len(index) for index, _ in self.plans])
+        self.schedules = [Schedule(task, hop) for task, hop in self.jobs]
+        self.counts = np.array([schedule.steps for schedule in self.schedules])
+        self._written = np.zeros(len(self.jobs), np.int64)
         self.batch = batch
         task = self.jobs[0][0]
         self.layout, self.pool, self.rule = task.layout, task.pool, task.rule
@@ -64,6 +64,15 @@ class Launch:
             return room
         longest = max(hop.epochs * -(-task.federation.largest // task.batch_size) for task, hop in self.jobs)
         return max(room, min(_power(longest), SPARE * room))
+
+    def write(self, pick: NDArray[np.int32], steps: int) -> None:
+        """Write the positions of the first `steps` steps, and of the rest of their epochs, unless they are there."""
+        for row, schedule in enumerate(self.schedules):
+            while self._written[row] < min(steps, schedule.steps):
+                begin, index = self._written[row], schedule.epoch()
+                pick[row, begin : begin + len(index), : index.shape[1]] = index
+                pick[row, begin : begin + len(index), index.shape[1] :] = -1
+                self._written[row] += len(index)
 
     def form(self) -> tuple[object, ...]:
         """Return what launches must have in common to use the same memory and the same graphs."""
@@ -155,6 +164,8 @@ class Arena:
         counts = -np.sort(-launch.counts)
         step, last = 0, int(counts[0])
         while step < last:
+            if step == LEAD:  # the device is busy with the first steps meanwhile
+                self._upload(launch, last)
             at_work = int((counts > step).sum())
             self._replay(next(level for level in reversed(self.levels) if level >= at_work))
             step += TOGETHER
@@ -182,20 +193,21 @@ class Arena:
         rows.order.copy_(torch.from_numpy(np.argsort(-counts, kind="stable").astype(np.int32)))
         if self._staged is not None:
             self._staged.synchronize()
-        staged = self.staging.numpy()
-        for row, (index, _) in enumerate(launch.plans):
-            staged[row, : len(index), : index.shape[1]] = index
-            staged[row, : len(index), index.shape[1] :] = -1
-        rows.pick.copy_(self.staging, non_blocking=True)
-        if self.device.type == "cuda":
-            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._staged.record()
+        self._upload(launch, LEAD)
         rows.step.zero_()
         self.program.losses.zero_()
         for mine, new in zip(self.slabs, launch.slabs, strict=True):
             mine.load(new)
         for name, drawn in launch.drawn.items():
             self.drawn[name][:size].copy_(drawn, non_blocking=True)
+
+    def _upload(self, launch: Launch, steps: int) -> None:
+        """Let the device have the positions of the first `steps` steps."""
+        launch.write(self.staging.numpy(), steps)
+        self.rows.pick.copy_(self.staging, non_blocking=True)
+        if self.device.type == "cuda":
+            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._staged.record()
 
     def _replay(self, level: int) -> None:
         """Take some steps of the first `level` rows in order."""

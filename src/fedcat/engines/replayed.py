@@ -16,7 +16,6 @@ from fedcat.engines.arena import Arena, Launch
 from fedcat.engines.engine import Job
 from fedcat.engines.fused.chain import Chain
 from fedcat.engines.fused.trial import usable_chain, why_not
-from fedcat.engines.schedule import batches
 from fedcat.engines.slab import replies_of
 from fedcat.engines.width import FIXED, Width
 from fedcat.hop import Reply
@@ -83,7 +82,7 @@ class Replayed:
                 size = -(-len(part) // pieces)
                 waiting += [part[begin : begin + size] for begin in reversed(range(0, len(part), size))]
                 continue
-            launch = Launch(part, [batches(task, hop) for task, hop in part], self.width, batch, rules)
+            launch = Launch(part, self.width, batch, rules)
             form = launch.form()
             try:
                 done.append((launch, *self._arena(launch, form, chain, most).run(launch)))
@@ -139,7 +138,7 @@ class Replayed:
         if device.type != "cuda":
             return UNLIMITED
         few = list({task.rule: (task, hop) for task, hop in reversed(jobs)}.values())
-        launch = Launch(few, [batches(task, hop) for task, hop in few], self.width, batch, rules)
+        launch = Launch(few, self.width, batch, rules)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         arena = Arena(launch, chain, self.precision, self.width, self._fill(chain))

@@ -29,6 +29,33 @@ def steps_of(task: Task, hop: Hop) -> int:
     return hop.epochs * len(batch_lengths(task.samples(hop.device), task.batch_size, task.join_lone))
 
 
+class Schedule:
+    """A hop's batches, epoch by epoch.
+
+    Attributes
+    ----------
+    steps : int
+        How many batches there are in all epochs.
+    """
+
+    def __init__(self, task: Task, hop: Hop) -> None:
+        self._mine = task.federation.indices(hop.device)
+        self._rng = chance(task.seed, Purpose.BATCHES, hop.round, hop.device, hop.visit)
+        self.lengths = np.array(batch_lengths(len(self._mine), task.batch_size, task.join_lone), np.int64)
+        self.steps = hop.epochs * len(self.lengths)
+
+    def epoch(self) -> Ints:
+        """Return the next epoch's positions in the pool, [batches, width]; short batches are filled up with -1."""
+        order = self._mine[self._rng.permutation(len(self._mine))]
+        width = int(self.lengths.max())
+        index = np.full((len(self.lengths), width), -1, np.int64)
+        if self.lengths[0] == width:  # only the last is shorter
+            index.reshape(-1)[: len(order)] = order
+        else:
+            index[np.arange(width) < self.lengths[:, None]] = order
+        return index
+
+
 def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
     """Return a hop's batches.
 
@@ -39,17 +66,6 @@ def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
     lengths : numpy.ndarray
         How many positions of each step are real, [steps].
     """
-    mine = task.federation.indices(hop.device)
-    epoch = batch_lengths(len(mine), task.batch_size, task.join_lone)
-    rng = chance(task.seed, Purpose.BATCHES, hop.round, hop.device, hop.visit)
-    lengths = np.tile(np.array(epoch, np.int64), hop.epochs)
-    width = max(epoch)
-    if epoch[0] == width:
-        index = np.full((hop.epochs, len(epoch) * width), -1, np.int64)
-        for row in index:
-            row[: len(mine)] = mine[rng.permutation(len(mine))]
-        return index.reshape(-1, width), lengths
-    order = np.concatenate([mine[rng.permutation(len(mine))] for _ in range(hop.epochs)])
-    index = np.full((len(lengths), width), -1, np.int64)
-    index[np.arange(width) < lengths[:, None]] = order
-    return index, lengths
+    schedule = Schedule(task, hop)
+    index = np.concatenate([schedule.epoch() for _ in range(hop.epochs)])
+    return index, np.tile(schedule.lengths, hop.epochs)
