@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -252,6 +254,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a name that the terminal cannot show is no reason to stop
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         code = app(standalone_mode=False)
     except SettingError as error:
@@ -267,6 +270,14 @@ def main() -> None:
             sys.exit(2)
         _fail(message())
     sys.exit(code or 0)
+
+
+def _show_warning(others: Callable[..., None], message: Warning | str, kind: Any, file: str, *where: Any) -> None:
+    """Print fedcat's own warnings as lines without places in the code, and others' as they are."""
+    if Path(file).is_relative_to(Path(__file__).parent):
+        say(err, f"note: {message}")
+    else:
+        others(message, kind, file, *where)
 
 
 def _fail(message: str) -> NoReturn:

@@ -278,3 +278,11 @@ def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
     assert "rounds/s" in last
     assert "0:00:00" in last
     assert "fedavg" in last
+
+
+def test_own_warnings_are_lines_and_others_are_as_they_were(capsys):
+    others = []
+    cli._show_warning(lambda *given: others.append(given), UserWarning("too little"), UserWarning, cli.__file__, 3)
+    cli._show_warning(lambda *given: others.append(given), "old", DeprecationWarning, torch.__file__, 4)
+    assert capsys.readouterr().err == "note: too little\n"
+    assert others == [("old", DeprecationWarning, torch.__file__, 4)]

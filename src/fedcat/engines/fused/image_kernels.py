@@ -28,16 +28,24 @@ def gather(x, pick, out, step, count, order, scale, shift, ahead, S, B: tl.const
            H: tl.constexpr, W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, HI: tl.constexpr,
            WI: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr, O_X: tl.constexpr, O_C: tl.constexpr,
            O_0: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write the samples of the step's batches, cut out and normalised (scale x + shift), zeros where there is none."""
+    """Write the samples of the step's batches, cut out and normalised (scale x + shift), zeros where there is none.
+
+    Neighbours are those of what is written.
+    """
     r = tl.load(order + tl.program_id(1))
     t = tl.load(step) + ahead
     if t >= tl.load(count + r):
         return
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b = j // (C * HI * WI)
-    c = (j // (HI * WI)) % C
-    y = (j // WI) % HI
-    xx = j % WI
+    if O_C == 1:
+        c = j % C
+        y = (j // (C * WI)) % HI
+        xx = (j // C) % WI
+    else:
+        c = (j // (HI * WI)) % C
+        y = (j // WI) % HI
+        xx = j % WI
     who = tl.load(pick + (r * S + t).to(tl.int64) * B + b, mask=b < B, other=-1)
     here = who >= 0
     found = tl.load(x + who.to(tl.int64) * (C * H * W) + c * (H * W) + (y + TOP) * W + xx + LEFT, mask=here, other=0)
