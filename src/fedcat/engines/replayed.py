@@ -29,6 +29,8 @@ UNLIMITED = 1_000_000
 """Rows that fit where there is no GPU whose memory could end."""
 SHARE = 0.9
 """The part of the memory that is planned with; the rest is for what cannot be foreseen."""
+OUTSIDE = 3
+"""Copies of all hops' rows that are beside the arenas: where they start, where they end, and what averages them."""
 LIMIT = 65_535
 """Rows that a kernel can be launched on."""
 
@@ -147,10 +149,12 @@ class Replayed:
         del arena
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        most = int(SHARE * (free if self.memory is None else min(free, self.memory - before)) / row)
+        starts = jobs[0][1].start
+        outside = OUTSIDE * len(jobs) * starts.numel() * starts.element_size()
+        most = int(SHARE * ((free if self.memory is None else min(free, self.memory - before)) - outside) / row)
         least = self._fill(chain)
         if self.memory is not None and most < least:
-            needed = (before + least * row / SHARE) / 1e9
+            needed = (before + outside + least * row / SHARE) / 1e9
             warnings.warn(
                 f"memory {self.memory / 1e9:.3g} GB is too little: the data and {least} rows of this net, the fewest "
                 f"that can be trained at a time, take about {needed:.3g} GB",
