@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedcat.errors import SettingError
 
@@ -62,21 +62,42 @@ _RAISED = {
     *(functional.batch_norm, functional.layer_norm, functional.group_norm, functional.instance_norm),
     *(functional.local_response_norm, functional.normalize),
     *(getattr(of, name) for of in (torch, torch.Tensor) for name in ("exp", "log", "pow", "sum", "mean", "norm")),
+    *(getattr(torch.Tensor, name) for name in ("softmax", "log_softmax", "logsumexp", "__pow__", "__rpow__")),
 }
 
 
 class _Bfloat16(TorchFunctionMode):
-    """Computes products of factors in bfloat16, and what adds up many numbers or divides by them in float32."""
+    """Computes products of factors in bfloat16, and what adds up many numbers or divides by them in float32.
+
+    Where both kinds meet elsewhere, and nothing is written in place, float32 wins.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in _LOWERED or func in _RAISED:
-            kinds = (torch.float32, torch.bfloat16) if func in _LOWERED else (torch.bfloat16, torch.float32)
-            given = (args, kwargs)
-            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(kinds[1]) if t.dtype == kinds[0] else t, given)
-        return func(*args, **kwargs)
+        given = (args, kwargs or {})
+        if func in _LOWERED:
+            given = _cast(given, torch.float32, torch.bfloat16)
+        elif func in _RAISED or (not _in_place(func) and {_kind(t) for t in tree_leaves(given)} >= _KINDS):
+            given = _cast(given, torch.bfloat16, torch.float32)
+        args, words = given
+        return func(*args, **words)
+
+
+_KINDS = {torch.float32, torch.bfloat16}
+
+
+def _kind(value: Any) -> torch.dtype | None:
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__set__"
+
+
+def _cast(given: Any, of: torch.dtype, to: torch.dtype) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.to(to) if t.dtype == of else t, given)
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:

@@ -87,6 +87,16 @@ class Result:
 
 def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch: Watch | None = None) -> list[Result]:
     """Run prepared simulations side by side; on an interrupt, write what there is and raise it again."""
+    try:
+        return _execute(prepared, folders, watch)
+    finally:
+        for engine in {ready.simulation.engine for ready in prepared}:
+            engine.release()
+        for ready in prepared[:1]:
+            torch.set_num_threads(ready.threads_before)
+
+
+def _execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch: Watch | None) -> list[Result]:
     written = [
         None if path is None else RunFolder(path, pinned(ready.settings).toml())
         for ready, path in zip(prepared, folders, strict=True)
@@ -111,18 +121,12 @@ def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch:
         status, why = "refused" if unstarted else "failed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        try:
-            if status == "refused":
-                for folder in filter(None, reversed(written)):
-                    folder.discard()
-            else:
-                pairs = zip(prepared, written, strict=True)
-                results = [_result(ready, folder, status, why) for ready, folder in pairs]
-        finally:
-            for engine in {simulation.engine for simulation in simulations}:
-                engine.release()
-            for ready in prepared[:1]:
-                torch.set_num_threads(ready.threads_before)
+        if status == "refused":
+            for folder in filter(None, reversed(written)):
+                folder.discard()
+        else:
+            pairs = zip(prepared, written, strict=True)
+            results = [_result(ready, folder, status, why) for ready, folder in pairs]
     return results
 
 

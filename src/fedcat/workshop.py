@@ -84,6 +84,15 @@ class Workshop:
         threads_before = torch.get_num_threads()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
+        try:
+            return self._prepare(settings, federation, parts, threads_before)
+        except BaseException:
+            torch.set_num_threads(threads_before)
+            raise
+
+    def _prepare(
+        self, settings: Settings, federation: Federation, parts: dict[str, Any], threads_before: int
+    ) -> Prepared:
         device = find_device(settings.device)
         exact = device.type == "cpu" if settings.exact is None else settings.exact
         _check_machine(settings, device)
@@ -93,11 +102,13 @@ class Workshop:
         builder = net_builder(net, federation.train.shape, federation.classes)
         layout, start = self._layout(net, builder, federation, settings, device)
         pool = federation.train.to(device)
-        name, why = engines.pick(settings.engine, layout, pool, settings.batch_size, exact)
         settings, method = make_server_side(parts, settings, federation, layout, start)
+        task = _task(settings, federation, layout, pool, method)
+        by_hand = settings.precision == "fp32" and not task.rule.own_loss
+        name, why = engines.pick(settings.engine, layout, pool, task.padding, exact, by_hand)
         simulation = Simulation(
             method,
-            _task(settings, federation, layout, pool, method),
+            task,
             self._engine(name, settings),
             federation.test.to(device),
             settings.rounds,

@@ -109,6 +109,34 @@ def test_stacked_products_are_lowered_too(record_figure):
     assert apart(stacked, full) > 1e-6
 
 
+class Mixing(nn.Module):
+    """Lets what is lowered meet parameters that are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(64, 8), nn.PReLU(8), nn.Linear(8, 10)
+        self.shift, self.scale = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        x = self.act(self.first(x.flatten(1)))
+        x = torch.addcmul(self.shift, x, self.scale)
+        x = x * x.softmax(1) + torch.tensordot(x, torch.diag(self.scale), 1)
+        x += self.shift
+        return self.last(x)
+
+
+def test_lowered_numbers_may_meet_others():
+    fed, rows = federation([8] * 6), []
+    for how in ("fp32", "bf16"):
+        torch.manual_seed(1)
+        sim = simulate(
+            FedCat, fed, layout_of(Mixing(), torch.float32), make("stacked", precision=how), rounds=1, lr=0.01
+        )
+        sim.run()
+        rows.append(sim.method.row)
+    assert 1e-6 < apart(*rows) < LOWERED["bf16"]
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     "local",
@@ -372,4 +400,5 @@ def test_the_rule_for_auto():
     assert pick("auto", chain, fed.train, 50)[0] == "stacked"
     assert "small chain of layers" in pick("auto", chain, fed.train, 50)[1]
     assert pick("auto", chain, fed.train, 100)[0] == "sequential"
+    assert pick("auto", chain, fed.train, 50, by_hand=False)[0] == "sequential"
     assert pick("sequential", small, fed.train, 1) == ("sequential", "as asked")

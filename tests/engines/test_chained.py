@@ -7,7 +7,6 @@ from helpers import apart, digits_net, federation, layout_of, simulate, small_ne
 from torch import nn
 
 from fedcat.engines import StackedEngine, make
-from fedcat.engines import chained as module
 from fedcat.engines.chained import Chained, chained_of
 from fedcat.engines.fused.chain import chain_of
 from fedcat.engines.width import trial_rows, vmapped_gradients
@@ -95,11 +94,20 @@ def test_what_goes_without():
     assert isinstance(chained_of(layout, pool, 10), Chained)
     assert chained_of(layout, pool, 10_000) is None
     assert chained_of(layout_of(small_net()), pool, 10) is None
+    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 4000), nn.ReLU(), nn.Linear(4000, 10))
+    assert chained_of(layout_of(large), pool, 1) is None
     norm = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LocalResponseNorm(3), nn.Flatten(), nn.Linear(144, 10))
     assert chained_of(layout_of(norm), pool, 10) is None
     for method, precision in ((FedGen, "fp32"), (FedAvg, "bf16")):
         sim = simulate(method, federation([4, 4, 4]), layout, make("stacked", precision=precision), rounds=1)
         assert sim.engine.kernels(sim.task) == "torch.vmap"
+
+
+def test_nothing_is_kept_after_a_step():
+    layout, pool = layout_of(digits_net()), pool_of()
+    made = chained_of(layout, pool, 10)
+    held = [name for layer in made.layers for name, value in vars(layer).items() if isinstance(value, torch.Tensor)]
+    assert held == []
 
 
 def test_gradients_that_differ_are_not_used(monkeypatch):
@@ -121,13 +129,13 @@ def test_exact_bits_do_not_depend_on_what_is_beside():
     rows = []
     for count in (1, 2, 7):
         engine = StackedEngine(exact=True)
-        sims = [simulate(FedAvg, fed, layout, engine, rounds=2, seed=s, exact=True) for s in range(count)]
+        sims = [simulate(FedAvg, fed, layout, engine, rounds=2, seed=s, exact=True) for s in reversed(range(count))]
         for _ in range(2):
             replies = engine.train([job for sim in sims for job in sim.plan()])
             for sim in sims:
                 own, replies = replies[:3], replies[3:]
                 sim.absorb(own)
                 sim.record()
-        rows.append(sims[0].method.row)
+        rows.append(sims[-1].method.row)
+        assert engine.kernels(sims[-1].task) == "products by hand"
     assert all(torch.equal(row, rows[0]) for row in rows)
-    assert module._found[layout]

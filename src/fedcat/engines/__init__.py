@@ -18,8 +18,12 @@ STACK_BELOW = 5e6
 """Floating-point operations of a batch's forward pass below which stacking pays on a CPU (benchmarks/engines.py)."""
 
 
-def pick(name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = False) -> tuple[str, str]:
+def pick(
+    name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = False, by_hand: bool = True
+) -> tuple[str, str]:
     """Return the engine that will train a net, and why.
+
+    `by_hand`: precision and loss are those for which gradients can be written out.
 
     The rule looks at the net, the batch size and the kind of device only, never at a clock, so that a run that is
     repeated or resumed picks the same engine.
@@ -38,7 +42,7 @@ def pick(name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = F
         return name, "as asked"
     if layout.device.type == "cuda":
         return "stacked", "on a GPU stacking pays for every net that can be stacked"
-    if chained_of(layout, pool, batch_size) is not None:
+    if by_hand and chained_of(layout, pool, batch_size) is not None:
         return "stacked", "a small chain of layers: stacks of it are products of matrices on a CPU"
     work = found.flops * batch_size
     side = "below" if work < STACK_BELOW else "above"

@@ -65,14 +65,16 @@ class Launch:
         longest = max(hop.epochs * -(-task.federation.largest // task.batch_size) for task, hop in self.jobs)
         return max(room, min(_power(longest), SPARE * room))
 
-    def write(self, pick: NDArray[np.int32], steps: int) -> None:
-        """Write the positions of the first `steps` steps, and of the rest of their epochs, unless they are there."""
+    def write(self, pick: NDArray[np.int32], steps: int) -> bool:
+        """Write the positions of the first `steps` steps and of the rest of their epochs; tell if any was missing."""
+        before = self._written.sum()
         for row, schedule in enumerate(self.schedules):
             while self._written[row] < min(steps, schedule.steps):
                 begin, index = self._written[row], schedule.epoch()
                 pick[row, begin : begin + len(index), : index.shape[1]] = index
                 pick[row, begin : begin + len(index), index.shape[1] :] = -1
                 self._written[row] += len(index)
+        return bool(self._written.sum() > before)
 
     def form(self) -> tuple[object, ...]:
         """Return what launches must have in common to use the same memory and the same graphs."""
@@ -203,7 +205,8 @@ class Arena:
 
     def _upload(self, launch: Launch, steps: int) -> None:
         """Let the device have the positions of the first `steps` steps."""
-        launch.write(self.staging.numpy(), steps)
+        if not launch.write(self.staging.numpy(), steps):
+            return
         self.rows.pick.copy_(self.staging, non_blocking=True)
         if self.device.type == "cuda":
             self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]

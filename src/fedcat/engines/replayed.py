@@ -30,7 +30,7 @@ UNLIMITED = 1_000_000
 SHARE = 0.9
 """The part of the memory that is planned with; the rest is for what cannot be foreseen."""
 OUTSIDE = 3
-"""Copies of all hops' rows that are beside the arenas: where they start, where they end, and what averages them."""
+"""Copies of all hops' rows that a cap must leave room for: where they start and end, and what averages them."""
 LIMIT = 65_535
 """Rows that a kernel can be launched on."""
 
@@ -149,9 +149,11 @@ class Replayed:
         del arena
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        starts = jobs[0][1].start
-        outside = OUTSIDE * len(jobs) * starts.numel() * starts.element_size()
-        most = int(SHARE * ((free if self.memory is None else min(free, self.memory - before)) - outside) / row)
+        start, outside = jobs[0][1].start, 0
+        if self.memory is not None:
+            outside = OUTSIDE * len(jobs) * start.numel() * start.element_size()
+            free = min(free, self.memory - before)
+        most = int(SHARE * (free - outside) / row)
         least = self._fill(chain)
         if self.memory is not None and most < least:
             needed = (before + outside + least * row / SHARE) / 1e9

@@ -113,6 +113,8 @@ def _read(layout: Layout, shape: tuple[int, ...]) -> Chain:
         reader.add(layer)
     if not reader.linear or reader.linear[-1].relu:
         raise Unknown("its last layer is not linear")
+    if reader.used != set(places):
+        raise Unknown("it has parameters of which no layer is made")
     return Chain(shape, tuple(reader.spatial), tuple(reader.linear))
 
 
@@ -136,6 +138,7 @@ class _Reader:
         self.flat = len(shape) == 1
         self.spatial: list[Spatial] = []
         self.linear: list[Linear] = []
+        self.used: set[int] = set()
 
     def add(self, layer: nn.Module) -> None:
         """Take one more layer in."""
@@ -220,7 +223,7 @@ class _Reader:
     def _flatten(self, layer: nn.Flatten) -> None:
         if (layer.start_dim, layer.end_dim) != (1, -1):
             raise Unknown("it flattens some dimensions only")
-        if self.corner != (0, 0) and not self.spatial:
+        if self.shape != self.stored and not self.spatial:
             raise Unknown("it crops images that no convolution sees")
         self.flat = True
 
@@ -234,6 +237,7 @@ class _Reader:
     def _place(self, parameter: Tensor) -> int:
         if id(parameter) not in self.places:
             raise Unknown("it has a parameter that is not in the row")
+        self.used.add(id(parameter))
         return self.places[id(parameter)]
 
 
