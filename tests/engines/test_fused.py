@@ -170,6 +170,12 @@ def frozen():
     return net
 
 
+def with_another():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    net.another = nn.Parameter(torch.ones(3))
+    return net
+
+
 @pytest.mark.parametrize(
     ("net", "why"),
     [
@@ -193,6 +199,9 @@ def frozen():
         (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)), "ReLU does not follow"),
         (lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(64, 10)), "some dimensions"),
         (lambda: nn.Sequential(CentreCrop(4), nn.Flatten(), nn.Linear(16, 10)), "no convolution sees"),
+        (lambda: nn.Sequential(CentreCrop(7), nn.Flatten(), nn.Linear(49, 10)), "no convolution sees"),
+        (lambda: nn.Sequential(CentreCrop(7), CentreCrop(6), nn.Conv2d(1, 2, 3)), "elsewhere"),
+        (with_another, "no layer is made"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), CentreCrop(4), nn.Flatten(), nn.Linear(32, 10)), "elsewhere"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10)), "buffers"),
     ],

@@ -149,11 +149,11 @@ class Replayed:
         del arena
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        start, outside = jobs[0][1].start, 0
+        start, outside, room = jobs[0][1].start, 0, float(free)
         if self.memory is not None:
             outside = OUTSIDE * len(jobs) * start.numel() * start.element_size()
-            free = min(free, self.memory - before)
-        most = int(SHARE * (free - outside) / row)
+            room = min(free, self.memory - before) - outside
+        most = int(SHARE * room / row)
         least = self._fill(chain)
         if self.memory is not None and most < least:
             needed = (before + outside + least * row / SHARE) / 1e9
