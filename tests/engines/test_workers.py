@@ -182,7 +182,7 @@ def test_numbers_that_numpy_does_not_know_travel():
 
 
 def _accuracy(seed):
-    return fedcat.run(dataset="digits", devices=20, rounds=1, epochs=1, seed=seed).accuracy
+    return fedcat.run(dataset="digits", devices=20, rounds=1, epochs=1, seed=seed, workers=2).accuracy
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="processes are forked where there is no CUDA")
