@@ -1,3 +1,6 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -255,6 +258,25 @@ def test_threads_are_as_before_after_a_run(monkeypatch):
     fedcat.run(**SHORT, threads=before + 1)
     assert counts == [before + 1]
     assert torch.get_num_threads() == before
+
+
+def test_runs_in_several_threads_wait_for_each_other(monkeypatch):
+    active, most = [], []
+    run_together = fedcat.execute.run_together
+
+    def watched(*args):
+        active.append(1)
+        most.append(len(active))
+        time.sleep(0.1)
+        run_together(*args)
+        active.pop()
+
+    monkeypatch.setattr(fedcat.execute, "run_together", watched)
+    alone = [fedcat.run(**SHORT, seed=seed, workers=1).accuracy for seed in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        beside = list(pool.map(lambda seed: fedcat.run(**SHORT, seed=seed, workers=1).accuracy, (0, 1)))
+    assert beside == alone
+    assert most == [1, 1, 1, 1]
 
 
 def test_engines_are_released_whatever_happens(monkeypatch):

@@ -48,6 +48,8 @@ def bench(
     where = find_device(device)
     for name, value in (("per_round", per_round), ("devices", devices), ("epochs", epochs), ("turns", turns)):
         need(name, value, 1)
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        raise SettingError(f"--json must name a file in a folder that is there, got {str(json_file)!r}")
     if samples is not None:
         need("samples", samples, 2 * devices)
     chosen = _names("nets", nets, IMAGES)

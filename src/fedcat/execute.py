@@ -20,7 +20,7 @@ from fedcat.interrupt import Brake
 from fedcat.runs.folder import RunFolder, model_tensors
 from fedcat.simulation import Record, Simulation, run_together
 from fedcat.version import __version__
-from fedcat.workshop import Prepared, pinned
+from fedcat.workshop import ONE_AT_A_TIME, Prepared, pinned
 
 Watch = Callable[[int, Record], None]
 """Called with a run's position and each round that it completes."""
@@ -87,13 +87,14 @@ class Result:
 
 def execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch: Watch | None = None) -> list[Result]:
     """Run prepared simulations side by side; on an interrupt, write what there is and raise it again."""
-    try:
-        return _execute(prepared, folders, watch)
-    finally:
-        for engine in {ready.simulation.engine for ready in prepared}:
-            engine.release()
-        for ready in prepared[:1]:
-            torch.set_num_threads(ready.threads_before)
+    with ONE_AT_A_TIME:
+        try:
+            return _execute(prepared, folders, watch)
+        finally:
+            for engine in {ready.simulation.engine for ready in prepared}:
+                engine.release()
+            for ready in prepared[:1]:
+                torch.set_num_threads(ready.threads_before)
 
 
 def _execute(prepared: Sequence[Prepared], folders: Sequence[Path | None], watch: Watch | None) -> list[Result]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from threading import RLock
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ from fedcat.server import SERVER_STEPS
 from fedcat.server_side import make_server_side, method_options
 from fedcat.simulation import Simulation
 from fedcat.sources.places import expanded
+
+ONE_AT_A_TIME = RLock()
+"""Held while a run is prepared and while it is carried out: PyTorch's generators and threads are the process's."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,16 @@ class Workshop:
             Settings by name; `method`, `dataset`, `net`, `selector` and `server` may be a user's own objects. What is
             not given comes from the dataset's defaults, then from the general ones.
         """
-        settings, federation, parts = self._divided(given)
-        threads_before = torch.get_num_threads()
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
-        try:
-            return self._prepare(settings, federation, parts, threads_before)
-        except BaseException:
-            torch.set_num_threads(threads_before)
-            raise
+        with ONE_AT_A_TIME:
+            settings, federation, parts = self._divided(given)
+            threads_before = torch.get_num_threads()
+            if settings.threads is not None:
+                torch.set_num_threads(settings.threads)
+            try:
+                return self._prepare(settings, federation, parts, threads_before)
+            except BaseException:
+                torch.set_num_threads(threads_before)
+                raise
 
     def _prepare(
         self, settings: Settings, federation: Federation, parts: dict[str, Any], threads_before: int

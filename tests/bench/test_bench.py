@@ -85,6 +85,7 @@ def test_the_command_writes_a_table_and_json(tmp_path):
     assert "stacked fp32" in result.output
     found = json.loads(file.read_text())
     assert [t["engine"] for t in found["timings"]] == ["stacked", "sequential"]
+    assert [t["exact"] for t in found["timings"]] == [True, True]
     assert found["work"][0]["plain_loop_threads"] >= 1
     assert found["matrix_rates"]["fp32"] > 1e8
 
@@ -98,6 +99,9 @@ def test_the_command_writes_a_table_and_json(tmp_path):
         ("--runs 0", "runs must be at least 1"),
         ("--turns 0", "turns must be at least 1"),
         ("--precisions half", "unknown precisions"),
+        ("--samples 5", "samples must be at least 200"),
+        ("--json /no/such/folder/x.json", "in a folder that is there"),
+        ("--json /", "in a folder that is there"),
     ],
 )
 def test_wrong_words_are_refused(words, text):

@@ -52,6 +52,8 @@ class Timing:
         That over the rate that products of large matrices reached in the same precision, a share.
     engine, kernels : str
         What trained.
+    exact : bool
+        Whether a row's bits did not depend on the others.
     memory : float
         Bytes of the GPU at most in the first rounds, the data and the loop's included; 0 on a CPU.
     """
@@ -60,6 +62,7 @@ class Timing:
     case: Case
     engine: str
     kernels: str
+    exact: bool
     seconds: float
     step: float
     ratio: float
@@ -167,6 +170,7 @@ class Bench:
             case=case,
             engine=engine.name,
             kernels=kernels,
+            exact=engine.exact,
             seconds=statistics.median(ours) / case.runs,
             step=step,
             ratio=sum(plain) / sum(ours),
