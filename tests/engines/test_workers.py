@@ -185,7 +185,6 @@ def _accuracy(seed):
     return fedcat.run(dataset="digits", devices=20, rounds=1, epochs=1, seed=seed, workers=2).accuracy
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="processes are forked where there is no CUDA")
 def test_a_run_in_a_pool_of_processes_trains_in_its_own():
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map(_accuracy, [3]) == [_accuracy(3)]

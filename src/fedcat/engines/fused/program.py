@@ -11,11 +11,14 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from fedcat.engines.fused import linear_kernels
-from fedcat.engines.fused.chain import Chain
-from fedcat.engines.fused.layers import KINDS, GatherLayer, Image, Layer, LinearLayer, TailLayer, pieces, tail_length
+from fedcat.engines.fused.chain import Chain, Conv, MaxPool, Norm, Spatial
+from fedcat.engines.fused.conv_layer import ConvLayer
+from fedcat.engines.fused.layers import GatherLayer, Image, Layer, MaxPoolLayer, NormLayer, pieces
+from fedcat.engines.fused.linear_layers import LinearLayer, TailLayer, tail_length
 from fedcat.engines.rows import Rows
 from fedcat.federation.pool import Pool
 
+KINDS: dict[type[Spatial], Any] = {Conv: ConvLayer, MaxPool: MaxPoolLayer, Norm: NormLayer}
 MODES = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}
 NARROW = 2
 """Rows up to which kernels that do not wait for each other run side by side."""

@@ -1,0 +1,145 @@
+"""Linear layers and the loss: their memory, and the launches of their kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import proxy
+
+import torch
+from torch import Tensor
+
+from fedcat.engines.fused import linear_kernels
+from fedcat.engines.fused.chain import Linear
+from fedcat.engines.fused.layers import Layer, pieces, power
+from fedcat.engines.fused.tiles import linear_tiles, tail_tile
+
+if TYPE_CHECKING:
+    from fedcat.engines.fused.program import Program
+
+TAIL_WIDTH = 256
+"""Units of a hidden layer up to which it is computed in one piece with the loss."""
+
+
+class LinearLayer(Layer):
+    """A linear layer that is too wide to be computed in one piece with the loss."""
+
+    def __init__(self, program: Program, spec: Linear, before: Layer) -> None:
+        super().__init__(program, before)
+        self.spec = spec
+        self._make((spec.units, 1, 1), None)
+        self.sizes = {"B": program.batch, "IN": spec.width, "OUT": spec.units, "RELU": spec.relu, "MODE": program.mode}
+        self.block = min(64, power(program.batch))
+        self.tiles = linear_tiles(program.mode)
+
+    def forward(self) -> None:
+        at, rows, spec = self.program, self.program.rows, self.spec
+        at.launch(
+            linear_kernels.linear_forward,
+            pieces(spec.units, self.tiles[0]["BN"]) * pieces(at.batch, self.block),
+            *(self.before.out.data, rows.p, self.out.data),
+            P_ROW=rows.p.stride(0),
+            W_AT=spec.weight,
+            B_AT=spec.bias or 0,
+            BIAS=spec.bias is not None,
+            **self.sizes,
+            BM=self.block,
+            **self.tiles[0],
+        )
+
+    def backward(self) -> None:
+        at, rows, spec = self.program, self.program.rows, self.spec
+        at.launch(
+            linear_kernels.linear_input_gradient,
+            pieces(spec.width, self.tiles[1]["BN"]) * pieces(at.batch, self.block),
+            *(self.dout.data, self.out.data, rows.p, self.before.dout.data),
+            P_ROW=rows.p.stride(0),
+            W_AT=spec.weight,
+            **self.sizes,
+            BM=self.block,
+            **self.tiles[1],
+        )
+
+    def weights(self) -> None:
+        _weight_gradient(self.program, self.spec, self.before.out.data, self.dout.data, self.out.data, self.spec.relu)
+
+
+class TailLayer:
+    """The last linear layers with the loss."""
+
+    def __init__(self, program: Program, specs: tuple[Linear, ...], before: Layer) -> None:
+        self.program: Program = proxy(program)
+        self.specs, self.before = specs, before
+        self.hidden = [program.buffer(program.batch, spec.units) for spec in specs[:-1]]
+        self.errors = [program.buffer(program.batch, spec.units) for spec in specs]
+        self.tile = tail_tile(program.mode)
+        self.tiles = pieces(program.batch, self.tile["BM"])
+        self.loss = program.buffer(self.tiles, dtype=torch.float32)
+
+    def forward(self) -> None:
+        at, rows, specs = self.program, self.program.rows, self.specs
+        filled = [*specs, *[specs[-1]] * (3 - len(specs))]
+        hidden = [*self.hidden, self.errors[0], self.errors[0]]
+        errors = [*self.errors, *[self.errors[-1]] * (3 - len(specs))]
+        widths = [spec.units for spec in filled]
+        at.launch(
+            linear_kernels.tail,
+            self.tiles,
+            *(
+                self.before.out.data,
+                rows.pick,
+                at.pool.y,
+                rows.p,
+                self.before.dout.data,
+                *hidden[:2],
+                *errors,
+                self.loss,
+            ),
+            S=rows.pick.shape[1],
+            P_ROW=rows.p.stride(0),
+            **{f"w{n}": spec.weight for n, spec in enumerate(filled, 1)},
+            **{f"c{n}": spec.bias or 0 for n, spec in enumerate(filled, 1)},
+            B=at.batch,
+            LAYERS=len(specs),
+            BIAS=specs[0].bias is not None,
+            D0=specs[0].width,
+            **{f"D{n}": units for n, units in enumerate(widths, 1)},
+            **{f"P{n}": power(units) for n, units in enumerate(widths, 1)},
+            PB=power(at.batch),
+            MODE=at.mode,
+            **self.tile,
+        )
+
+    def weights(self) -> None:
+        inputs = [self.before.out.data, *self.hidden]
+        for spec, x, error in zip(self.specs, inputs, self.errors, strict=True):
+            _weight_gradient(self.program, spec, x, error, error, relu=False)
+
+
+def _weight_gradient(at: Program, spec: Linear, x: Tensor, dy: Tensor, h: Tensor, relu: bool) -> None:
+    tile = dict(linear_tiles(at.mode)[2])
+    tile["BO"], tile["BI"] = min(tile["BO"], power(spec.units)), min(tile["BI"], power(spec.width))
+    at.launch(
+        linear_kernels.linear_weight_gradient,
+        pieces(spec.units, tile["BO"]) * pieces(spec.width, tile["BI"]),
+        *(x, dy, h, at.rows.g),
+        G_ROW=at.rows.g.stride(0),
+        W_AT=spec.weight,
+        B_AT=spec.bias or 0,
+        B=at.batch,
+        IN=spec.width,
+        OUT=spec.units,
+        RELU=relu,
+        BIAS=spec.bias is not None,
+        MODE=at.mode,
+        BB=min(64, power(at.batch)),
+        **tile,
+    )
+
+
+def tail_length(layers: tuple[Linear, ...]) -> int:
+    """Return how many of the last layers are computed in one piece with the loss."""
+    length = 1
+    same = [layer.bias is None for layer in layers]
+    while length < min(3, len(layers)) and layers[-length - 1].units <= TAIL_WIDTH and same[-length - 1] == same[-1]:
+        length += 1
+    return length
