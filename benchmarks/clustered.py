@@ -15,7 +15,7 @@ import time
 import numpy as np
 import torch
 
-from fedcat.clustered import SIMILARITIES, ClusteredSelector
+from fedcat.methods.selection.clustered import SIMILARITIES, ClusteredSelector
 
 
 def main() -> None:

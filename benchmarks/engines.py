@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 import fedcat
-from fedcat.arithmetic import find_device
+from fedcat.core.precision import find_device
 from fedcat.models.traits import traits
-from fedcat.workshop import Workshop
+from fedcat.runs.build import Workshop
 
 SHAPES = {
     "digits-cnn": (1, 8, 8),

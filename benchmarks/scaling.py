@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 import fedcat
-from fedcat.arithmetic import find_device
 from fedcat.bench.measure import clock
-from fedcat.bench.work import IMAGES
-from fedcat.simulation import step_together
-from fedcat.workshop import Workshop
+from fedcat.bench.workload import IMAGES
+from fedcat.core.precision import find_device
+from fedcat.runs.build import Workshop
+from fedcat.runs.simulation import step_together
 
 BASE = {"per_round": 10, "devices": 100, "samples": 500, "runs": 1}
 SWEEPS: dict[str, list[int]] = {

@@ -15,7 +15,7 @@ import tracemalloc
 
 import numpy as np
 
-from fedcat.selection import FunctionSelector, GroupedSelector, uniform
+from fedcat.methods.selection.base import FunctionSelector, GroupedSelector, uniform
 
 
 def milliseconds(selector: object, rounds: range) -> list[float]:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from fedcat import engines
-from fedcat.federation.federation import Federation
-from fedcat.federation.pool import Pool
-from fedcat.local import Task
-from fedcat.methods.method import Context
+from fedcat.data.federation import Federation
+from fedcat.data.pool import Pool
+from fedcat.methods.base import Context
+from fedcat.methods.server_optimizer import ServerChoice, ServerStep
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS
-from fedcat.server import ServerChoice, ServerStep
-from fedcat.simulation import Simulation
+from fedcat.protocol.local_rule import Task
+from fedcat.runs.simulation import Simulation
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcat.sources import catalogue
-from fedcat.sources.checksum import Checksum
-from fedcat.sources.source import Remote, Source
+from fedcat.data.files import catalogue
+from fedcat.data.files.checksum import Checksum
+from fedcat.data.files.source import Remote, Source
 
 RNG = np.random.default_rng(7)
 TRAIN, TEST = 120, 30

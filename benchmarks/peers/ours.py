@@ -6,7 +6,7 @@ import numpy as np
 from work import CLASSES, LR, MOMENTUM, WORKS, Turns, Work, command_line, make_images
 
 import fedcat
-from fedcat.workshop import Workshop
+from fedcat.runs.build import Workshop
 
 SETTINGS = {
     "two processes": {"workers": 2},

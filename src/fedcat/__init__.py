@@ -1,27 +1,27 @@
 """Federated learning on skewed data: FedCat and its rivals."""
 
 from fedcat.api import compare, load_model, run
-from fedcat.chance import Purpose, chance
-from fedcat.comparison import Comparison, Line
-from fedcat.errors import DataError, SettingError
-from fedcat.execute import Result
-from fedcat.experiment import Settings
-from fedcat.federation.datasets import DATASETS, Dataset, load_dataset
-from fedcat.federation.federation import Federation
-from fedcat.federation.partition import PARTITIONS, partition
-from fedcat.federation.pool import Normalise, Pool
-from fedcat.hop import Hop, Reply, Status
-from fedcat.local import Batch, Beside, LocalRule, Task
+from fedcat.config.settings import Settings
+from fedcat.core.errors import DataError, SettingError
+from fedcat.core.rng import Purpose, chance
+from fedcat.data.dataset import DATASETS, Dataset, load_dataset
+from fedcat.data.federation import Federation
+from fedcat.data.partitions import PARTITIONS, partition
+from fedcat.data.pool import Normalise, Pool
 from fedcat.methods import METHODS, FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
-from fedcat.methods.memory import DeviceMemory
-from fedcat.methods.method import Context, Method, ServerWork
+from fedcat.methods.base import Context, Method, ServerWork
+from fedcat.methods.client_memory import DeviceMemory
 from fedcat.methods.rounds import RoundMethod
+from fedcat.methods.selection.base import SELECTORS
+from fedcat.methods.server_optimizer import SERVER_STEPS, ServerStep
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS
-from fedcat.selection import SELECTORS
-from fedcat.server import SERVER_STEPS, ServerStep
-from fedcat.simulation import Record, Simulation, run_together
+from fedcat.protocol.hop import Hop, Reply, Status
+from fedcat.protocol.local_rule import Batch, Beside, LocalRule, Task
+from fedcat.runs.comparison import Comparison, Line
+from fedcat.runs.runner import Result
+from fedcat.runs.simulation import Record, Simulation, run_together
 from fedcat.version import __version__
 
 __all__ = [

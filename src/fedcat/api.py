@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcat.comparison import Comparison, Line
-from fedcat.errors import SettingError, unknown
-from fedcat.execute import Result, Watch, execute
+from fedcat.core.errors import SettingError, unknown
 from fedcat.models.nets import NETS, net_builder
+from fedcat.runs.build import Workshop
+from fedcat.runs.comparison import Comparison, Line
 from fedcat.runs.folder import SETTINGS, model_path, models_in, read_model, read_summary
-from fedcat.workshop import Workshop
+from fedcat.runs.runner import Result, Watch, execute
 
 
 def run(*, out: str | Path | None = None, watch: Watch | None = None, **given: Any) -> Result:

@@ -7,10 +7,10 @@ import torch
 from typer.testing import CliRunner
 
 from fedcat.bench.measure import PASSES, Bench, Case, matrix_rate
-from fedcat.bench.plain import PlainLoop
-from fedcat.bench.work import IMAGES, Work
-from fedcat.cli import app
-from fedcat.errors import SettingError
+from fedcat.bench.plain_loop import PlainLoop
+from fedcat.bench.workload import IMAGES, Work
+from fedcat.cli.app import app
+from fedcat.core.errors import SettingError
 from fedcat.models.nets import NETS
 
 CPU = torch.device("cpu")

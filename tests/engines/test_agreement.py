@@ -8,7 +8,7 @@ from torch import nn
 from fedcat.engines import StackedEngine, make, pick, width
 from fedcat.methods import FedAvg, FedCat
 from fedcat.models.nets import NETS
-from fedcat.simulation import run_together
+from fedcat.runs.simulation import run_together
 
 CASES = {
     "digits-cnn": ((1, 8, 8), 10),

@@ -6,11 +6,11 @@ import torch
 from helpers import apart, digits_net, federation, layout_of, simulate, small_net
 from torch import nn
 
+from fedcat.data.pool import Pool
 from fedcat.engines import StackedEngine, make
 from fedcat.engines.chained import Chained, chained_of
 from fedcat.engines.fused.chain import chain_of
 from fedcat.engines.width import trial_rows, vmapped_gradients
-from fedcat.federation.pool import Pool
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.models.nets import CentreCrop
 

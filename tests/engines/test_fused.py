@@ -12,15 +12,15 @@ pytest.importorskip("triton")
 
 from triton.runtime.errors import OutOfResources
 
+from fedcat.data.federation import Federation
+from fedcat.data.pool import Normalise, Pool
 from fedcat.engines.fused.chain import Chain, chain_of
 from fedcat.engines.fused.program import Program
 from fedcat.engines.fused.trial import usable_chain, why_not
 from fedcat.engines.rows import Rows
-from fedcat.federation.federation import Federation
-from fedcat.federation.pool import Normalise, Pool
-from fedcat.local import LocalRule, Task
 from fedcat.methods import FedAvg, FedGen, FedProx, Scaffold
 from fedcat.models.nets import NETS, CentreCrop
+from fedcat.protocol.local_rule import LocalRule, Task
 
 DEVICE = DEVICES[-1]
 

@@ -11,12 +11,12 @@ from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate,
 
 from fedcat.engines import StackedEngine
 from fedcat.engines.arena import LEAD, Arena, _levels
-from fedcat.engines.engine import Engine
+from fedcat.engines.base import Engine
+from fedcat.engines.batch_order import batch_lengths
 from fedcat.engines.evaluation import evaluate_together
-from fedcat.engines.schedule import batch_lengths
-from fedcat.local import LocalRule
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
-from fedcat.simulation import run_together
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.runs.simulation import run_together
 
 DEVICE = DEVICES[-1]
 SIZES = [3, 9, 5, 12, 7, 4]

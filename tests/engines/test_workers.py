@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedcat
+from fedcat.core.errors import SettingError
 from fedcat.engines import SequentialEngine, StackedEngine, WorkersEngine, can_fork, make
 from fedcat.engines.workers import STEP, divide, divide_stacks
-from fedcat.errors import SettingError
-from fedcat.local import LocalRule
 from fedcat.methods import FedAvg, FedCat, FedGen, Scaffold
+from fedcat.protocol.local_rule import LocalRule
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes that train need Linux and no GPU")
 

@@ -5,11 +5,11 @@ import torch
 from helpers import federation, layout_of, simulate, small_net
 
 import fedcat
-from fedcat.errors import SettingError
+from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.average import RunningAverage, weighted_mean
 from fedcat.methods.fedcluster import FedCluster
-from fedcat.server import Mean
+from fedcat.methods.server_optimizer import Mean
 
 FED = federation([3, 9, 5, 12, 7, 4])
 SHORT = {"dataset": "digits", "rounds": 5, "epochs": 1, "evaluate_every": 1, "devices": 12, "per_round": 3}

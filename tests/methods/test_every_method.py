@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate
-from test_contracts import one_by_one
+from test_base import one_by_one
 
 from fedcat import engines
-from fedcat.hop import Reply, Status
 from fedcat.methods import METHODS
-from fedcat.simulation import run_together
+from fedcat.protocol.hop import Reply, Status
+from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6, 5], shape=(1, 8, 8))
 OPTIONS = {

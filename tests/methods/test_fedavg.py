@@ -3,9 +3,9 @@ import torch
 from helpers import apart, federation, layout_of, simulate, small_net
 from torch import nn
 
-from fedcat.hop import Reply, Status
 from fedcat.methods import FedAvg
 from fedcat.methods.average import weighted_mean
+from fedcat.protocol.hop import Reply, Status
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 import torch
 from helpers import federation, layout_of, simulate, small_net
 
-from fedcat.errors import SettingError
-from fedcat.hop import Reply, Status
+from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
-from fedcat.methods.method import Context
+from fedcat.methods.base import Context
+from fedcat.protocol.hop import Reply, Status
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies

@@ -2,7 +2,7 @@ import pytest
 import torch
 from helpers import apart, federation, layout_of, simulate, small_net
 
-from fedcat.errors import SettingError
+from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
 from fedcat.methods.fedprox import FedProx, Proximal
 

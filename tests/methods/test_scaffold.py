@@ -6,14 +6,14 @@ import torch
 from helpers import federation, layout_of, simulate, small_net
 from torch import nn
 
-from fedcat.errors import SettingError
-from fedcat.federation.federation import Federation
-from fedcat.federation.pool import Pool
-from fedcat.hop import Reply, Status
+from fedcat.core.errors import SettingError
+from fedcat.data.federation import Federation
+from fedcat.data.pool import Pool
 from fedcat.methods import FedAvg
-from fedcat.methods.method import Context
+from fedcat.methods.base import Context
 from fedcat.methods.scaffold import Controlled, Scaffold, amplification
-from fedcat.simulation import run_together
+from fedcat.protocol.hop import Reply, Status
+from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4])
 

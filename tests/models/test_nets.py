@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcat.errors import SettingError
+from fedcat.core.errors import SettingError
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS, CentreCrop, check_outputs
 

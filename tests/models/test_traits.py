@@ -4,7 +4,7 @@ import torch
 from helpers import DEVICES, federation, layout_of
 from torch import nn
 
-from fedcat.federation.pool import Pool
+from fedcat.data.pool import Pool
 from fedcat.models.traits import traits
 
 

@@ -7,10 +7,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedcat
-from fedcat.errors import SettingError
+from fedcat.core.errors import SettingError
 from fedcat.models.layout import Layout
+from fedcat.protocol.ledger import Entry
 from fedcat.runs.folder import RunFolder, model_tensors, read_history, read_model, save_model
-from fedcat.runs.ledger import Entry
 
 SHORT = {"dataset": "digits", "alpha": 0.5, "devices": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from fedcat.arithmetic import arithmetic
-from fedcat.bench.plain import PlainLoop
-from fedcat.bench.work import Work
+from fedcat.bench.plain_loop import PlainLoop
+from fedcat.bench.workload import Work
+from fedcat.core.precision import arithmetic
 from fedcat.models.traits import traits
-from fedcat.simulation import Simulation, step_together
+from fedcat.runs.simulation import Simulation, step_together
 
 PASSES = 3
 """A step's arithmetic counts as three forward passes: forward, and backward to inputs and to weights."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from fedcat.core.errors import unknown
+from fedcat.data.pool import Pool
+from fedcat.engines.base import Engine
 from fedcat.engines.chained import chained_of
-from fedcat.engines.engine import Engine
 from fedcat.engines.sequential import SequentialEngine
 from fedcat.engines.stacked import StackedEngine
 from fedcat.engines.workers import WorkersEngine, can_fork
-from fedcat.errors import unknown
-from fedcat.federation.pool import Pool
 from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
 

@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.chance import Purpose, chance
-from fedcat.engines.engine import Job
+from fedcat.core.rng import Purpose, chance
+from fedcat.engines.base import Job
+from fedcat.engines.batch_order import Schedule
 from fedcat.engines.fused.chain import Chain
 from fedcat.engines.rows import Rows
-from fedcat.engines.schedule import Schedule
 from fedcat.engines.slab import Slab, norms
 from fedcat.engines.vmapped import Vmapped
 from fedcat.engines.width import Width
-from fedcat.local import LocalRule, stack
+from fedcat.protocol.local_rule import LocalRule, stack
 
 TOGETHER = 4
 """Steps in one graph: those that a row does not have any more do nothing."""

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from fedcat.data.pool import Pool
 from fedcat.engines.fused.chain import Chain, Conv, Linear, chain_of
 from fedcat.engines.width import trial_rows, vmapped_gradients
-from fedcat.federation.pool import Pool
 from fedcat.models.layout import Layout
 
 MOST_PATCHES = 150_000

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from fedcat.arithmetic import arithmetic
-from fedcat.federation.pool import Pool
-from fedcat.hop import Tensors
+from fedcat.core.precision import arithmetic
+from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
+from fedcat.protocol.hop import Tensors
 
 SAMPLES = 20_000
 """Samples that pass through the rows at a time, counted once for each row."""

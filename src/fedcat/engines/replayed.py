@@ -11,17 +11,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fedcat.arithmetic import on
+from fedcat.core.precision import on
 from fedcat.engines.arena import Arena, Launch
-from fedcat.engines.engine import Job
+from fedcat.engines.base import Job
 from fedcat.engines.fused.chain import Chain
 from fedcat.engines.fused.trial import usable_chain, why_not
 from fedcat.engines.slab import replies_of
 from fedcat.engines.width import FIXED, Width
-from fedcat.hop import Reply
-from fedcat.local import LocalRule, Task
 from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
+from fedcat.protocol.hop import Reply
+from fedcat.protocol.local_rule import LocalRule, Task
 
 KEPT = 4
 """Arenas that are kept for the next round."""

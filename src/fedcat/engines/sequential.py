@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedcat.arithmetic import arithmetic, lowered
-from fedcat.chance import Purpose, chance, torch_seed
-from fedcat.engines.engine import Engine, Job
-from fedcat.engines.schedule import batches
-from fedcat.hop import Hop, Reply
-from fedcat.local import Batch, Beside, LocalRule, Task, stack
+from fedcat.core.precision import arithmetic, lowered
+from fedcat.core.rng import Purpose, chance, torch_seed
+from fedcat.engines.base import Engine, Job
+from fedcat.engines.batch_order import batches
 from fedcat.models.traits import channels_last, convolved, traits
+from fedcat.protocol.hop import Hop, Reply
+from fedcat.protocol.local_rule import Batch, Beside, LocalRule, Task, stack
 
 
 class SequentialEngine(Engine):

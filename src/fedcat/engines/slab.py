@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.engines.engine import Job
+from fedcat.engines.base import Job
 from fedcat.engines.width import Width
-from fedcat.hop import Reply
-from fedcat.local import LocalRule, stack
+from fedcat.protocol.hop import Reply
+from fedcat.protocol.local_rule import LocalRule, stack
 
 
 class Slab:

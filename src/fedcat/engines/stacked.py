@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.arithmetic import arithmetic, lowered_stacked
-from fedcat.chance import Purpose, chance
+from fedcat.core.precision import arithmetic, lowered_stacked
+from fedcat.core.rng import Purpose, chance
+from fedcat.data.pool import Pool
+from fedcat.engines.base import Engine, Job
+from fedcat.engines.batch_order import batches, steps_of
 from fedcat.engines.chained import Chained, chained_of
-from fedcat.engines.engine import Engine, Job
 from fedcat.engines.evaluation import evaluate_together
 from fedcat.engines.replayed import Replayed
-from fedcat.engines.schedule import batches, steps_of
 from fedcat.engines.slab import Slab, norms, replies_of, take, taken
 from fedcat.engines.width import Width, width_of
-from fedcat.federation.pool import Pool
-from fedcat.hop import Reply, Tensors
-from fedcat.local import Batch, Beside, Task, stack
 from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
+from fedcat.protocol.hop import Reply, Tensors
+from fedcat.protocol.local_rule import Batch, Beside, Task, stack
 
 
 class StackedEngine(Engine):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.arithmetic import lowered_stacked
+from fedcat.core.precision import lowered_stacked
+from fedcat.data.pool import Pool
 from fedcat.engines.rows import Rows
-from fedcat.federation.pool import Pool
-from fedcat.hop import Tensors
-from fedcat.local import Batch, Beside, LocalRule
 from fedcat.models.layout import Layout
+from fedcat.protocol.hop import Tensors
+from fedcat.protocol.local_rule import Batch, Beside, LocalRule
 
 
 class Vmapped:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from fedcat.federation.pool import Pool
+from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
 
 FIXED = 16

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.engines.engine import Engine, Job
-from fedcat.engines.schedule import steps_of
-from fedcat.hop import Hop, Reply
-from fedcat.local import Task
+from fedcat.engines.base import Engine, Job
+from fedcat.engines.batch_order import steps_of
+from fedcat.protocol.hop import Hop, Reply
+from fedcat.protocol.local_rule import Task
 
 PATIENCE = 5.0
 """Seconds after which an idle worker looks whether its parent is still there."""

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fedcat.errors import SettingError
+from fedcat.core.errors import SettingError
+from fedcat.core.registry import Registry, takes
+from fedcat.methods.base import Context, Method
 from fedcat.methods.clusamp import CluSamp
 from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedcat import FedCat
 from fedcat.methods.fedcluster import FedCluster
-from fedcat.methods.fedgen import FedGen
+from fedcat.methods.fedgen.fedgen import FedGen
 from fedcat.methods.fedopt import FedAdam, FedAvgM
 from fedcat.methods.fedprox import FedProx
-from fedcat.methods.method import Context, Method
 from fedcat.methods.scaffold import Scaffold
-from fedcat.registry import Registry, takes
 
 Factory = Callable[..., Method]
 

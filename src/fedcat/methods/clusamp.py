@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedcat.clustered import ClusteredSelector
-from fedcat.hop import Hop, Reply
+from fedcat.methods.base import Context
 from fedcat.methods.fedavg import FedAvg
-from fedcat.methods.method import Context
+from fedcat.methods.selection.clustered import ClusteredSelector
+from fedcat.protocol.hop import Hop, Reply
 
 SLOW = 3_000
 """Devices from which on clustering takes seconds a round."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedcat.chance import Purpose, chance
-from fedcat.hop import Hop, Reply
-from fedcat.methods.method import Context
+from fedcat.core.rng import Purpose, chance
+from fedcat.methods.base import Context
 from fedcat.methods.rounds import RoundMethod
+from fedcat.protocol.hop import Hop, Reply
 
 
 class Cyclic(RoundMethod):

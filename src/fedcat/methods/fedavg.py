@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from fedcat.errors import unknown
-from fedcat.hop import Hop, Reply
+from fedcat.core.errors import unknown
 from fedcat.methods.average import weighted_mean
-from fedcat.methods.method import Context
+from fedcat.methods.base import Context
 from fedcat.methods.rounds import RoundMethod
+from fedcat.protocol.hop import Hop, Reply
 
 WEIGHTINGS = ("samples", "equal")
 

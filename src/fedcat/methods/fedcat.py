@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcat.errors import SettingError
-from fedcat.hop import Hop, Reply, hop_id
+from fedcat.core.errors import SettingError
 from fedcat.methods.average import weighted_mean
-from fedcat.methods.method import Context, Method
-from fedcat.selection import GroupedSelector, Selector, checked
+from fedcat.methods.base import Context, Method
+from fedcat.methods.selection.base import GroupedSelector, Selector, checked
+from fedcat.protocol.hop import Hop, Reply, hop_id
 
 
 class FedCat(Method):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcat.chance import Purpose, chance
-from fedcat.errors import SettingError
+from fedcat.core.errors import SettingError
+from fedcat.core.rng import Purpose, chance
+from fedcat.methods.base import Context
 from fedcat.methods.fedavg import FedAvg
-from fedcat.methods.method import Context
 
 
 class FedCluster(FedAvg):

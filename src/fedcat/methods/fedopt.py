@@ -6,12 +6,12 @@ from fedcat.methods.fedavg import FedAvg
 
 
 class FedAvgM(FedAvg):
-    """FedAvg with momentum on the server; see `fedcat.server.Momentum`."""
+    """FedAvg with momentum on the server; see `fedcat.methods.server_optimizer.Momentum`."""
 
     server_step = "momentum"
 
 
 class FedAdam(FedAvg):
-    """FedAvg with Adam on the server; see `fedcat.server.Adam`."""
+    """FedAvg with Adam on the server; see `fedcat.methods.server_optimizer.Adam`."""
 
     server_step = "adam"

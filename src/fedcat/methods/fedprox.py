@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcat.errors import need
-from fedcat.hop import Tensors
-from fedcat.local import LocalRule
+from fedcat.core.errors import need
+from fedcat.methods.base import Context
 from fedcat.methods.fedavg import FedAvg
-from fedcat.methods.method import Context
+from fedcat.protocol.hop import Tensors
+from fedcat.protocol.local_rule import LocalRule
 
 
 @dataclass(frozen=True)

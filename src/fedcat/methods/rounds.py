@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcat.hop import Hop, Reply, Status, hop_id
-from fedcat.methods.memory import DeviceMemory
-from fedcat.methods.method import Context, Method, do_together
-from fedcat.selection import checked
+from fedcat.methods.base import Context, Method, do_together
+from fedcat.methods.client_memory import DeviceMemory
+from fedcat.methods.selection.base import checked
+from fedcat.protocol.hop import Hop, Reply, Status, hop_id
 
 
 class RoundMethod(Method):

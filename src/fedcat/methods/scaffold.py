@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcat.errors import unknown
-from fedcat.hop import Hop, Reply, Tensors
-from fedcat.local import LocalRule
+from fedcat.core.errors import unknown
+from fedcat.methods.base import Context
+from fedcat.methods.client_memory import DeviceMemory
 from fedcat.methods.fedavg import FedAvg
-from fedcat.methods.memory import DeviceMemory
-from fedcat.methods.method import Context
+from fedcat.protocol.hop import Hop, Reply, Tensors
+from fedcat.protocol.local_rule import LocalRule
 
 VARIANTS = ("corrected", "after-step", "plain")
 

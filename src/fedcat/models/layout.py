@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcat.errors import SettingError
+from fedcat.core.errors import SettingError
 
 
 @dataclass(frozen=True)

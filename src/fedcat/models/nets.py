@@ -8,8 +8,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from fedcat.errors import SettingError
-from fedcat.registry import Registry, part_label, takes
+from fedcat.core.errors import SettingError
+from fedcat.core.registry import Registry, part_label, takes
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """Makes a net for inputs of a shape (without the batch) and a number of classes."""

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcat.arithmetic import arithmetic
-from fedcat.federation.pool import Pool
-from fedcat.hop import Tensors
+from fedcat.core.precision import arithmetic
+from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
+from fedcat.protocol.hop import Tensors
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import IO, Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedcat.errors import SettingError
-from fedcat.files import replacing
+from fedcat.core.errors import SettingError
+from fedcat.core.files import replacing
 from fedcat.models.layout import Layout
-from fedcat.runs.ledger import Entry
+from fedcat.protocol.ledger import Entry
 
 SETTINGS = "settings.toml"
 HISTORY = "history.jsonl"

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from fedcat.federation.pool import Pool
+from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
 from fedcat.models.nets import CentreCrop, Net
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from fedcat.data.pool import Pool
 from fedcat.engines.fused import linear_kernels
 from fedcat.engines.fused.chain import Chain, Conv, MaxPool, Norm, Spatial
 from fedcat.engines.fused.conv_layer import ConvLayer
 from fedcat.engines.fused.layers import GatherLayer, Image, Layer, MaxPoolLayer, NormLayer, pieces
 from fedcat.engines.fused.linear_layers import LinearLayer, TailLayer, tail_length
 from fedcat.engines.rows import Rows
-from fedcat.federation.pool import Pool
 
 KINDS: dict[type[Spatial], Any] = {Conv: ConvLayer, MaxPool: MaxPoolLayer, Norm: NormLayer}
 MODES = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}

@@ -9,13 +9,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fedcat.arithmetic import arithmetic
+from fedcat.core.precision import arithmetic
+from fedcat.data.pool import Pool
 from fedcat.engines.fused.chain import Chain, chain_of
 from fedcat.engines.rows import Rows
 from fedcat.engines.vmapped import Vmapped
-from fedcat.federation.pool import Pool
-from fedcat.local import LocalRule, Task
 from fedcat.models.layout import Layout
+from fedcat.protocol.local_rule import LocalRule, Task
 
 LIMITS = {"fp32": 0.02, "tf32": 0.2, "bf16": 0.4}
 """By how much each tensor's gradient may differ from autograd's in float32, relative to its norm, and the loss. Where

@@ -1,0 +1,76 @@
+"""The loop that everyone writes: one model, an optimiser for each client, one client after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcat.bench.workload import Work
+from fedcat.models.nets import NETS
+from fedcat.runs.simulation import Simulation
+
+
+class PlainLoop:
+    """FedAvg in plain PyTorch on the devices of a simulation.
+
+    Parameters
+    ----------
+    work : Work
+        What to do.
+    like : Simulation
+        Whose devices, samples and place (CPU or GPU) it shares.
+    loader : bool
+        Take batches from a ``DataLoader`` instead of slicing a tensor.
+    """
+
+    def __init__(self, work: Work, like: Simulation, loader: bool = False) -> None:
+        self.work, self.loader = work, loader
+        self.device = like.task.layout.device
+        build = NETS.get(work.net)
+        self.model = build(work.images.shape, 10).to(self.device)
+        self.state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.task = like.task
+        self.clients: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def prepare(self, devices: list[int]) -> None:
+        """Put the samples of some devices into memory as a user's script would hold them, as float tensors."""
+        for device in devices:
+            if device not in self.clients:
+                index = torch.from_numpy(self.task.federation.indices(device)).to(self.device)
+                self.clients[device] = self.task.pool.inputs(index, torch.float32), self.task.pool.y[index]
+
+    def round(self, devices: list[int]) -> None:
+        """Train some devices and average their models by samples."""
+        total: dict[str, Tensor] = {}
+        weight = sum(len(self.clients[device][1]) for device in devices)
+        for device in devices:
+            self.model.load_state_dict(self.state)
+            self._train(*self.clients[device])
+            share = len(self.clients[device][1]) / weight
+            for name, value in self.model.state_dict().items():
+                total[name] = total[name] + share * value if name in total else share * value
+        self.state = total
+
+    def _train(self, x: Tensor, y: Tensor) -> None:
+        self.model.train()
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.5)
+        for _ in range(self.work.epochs):
+            for batch in self._batches(x, y):
+                _step(self.model, optimiser, *batch)
+
+    def _batches(self, x: Tensor, y: Tensor) -> Any:
+        size = self.work.batch_size
+        if self.loader:
+            return DataLoader(TensorDataset(x, y), batch_size=size, shuffle=True)
+        order = torch.randperm(len(y), device=y.device)
+        return ((x[order[i : i + size]], y[order[i : i + size]]) for i in range(0, len(y), size))
+
+
+def _step(model: nn.Module, optimiser: torch.optim.SGD, x: Tensor, y: Tensor) -> None:
+    optimiser.zero_grad()
+    functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    optimiser.step()

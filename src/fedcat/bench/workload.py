@@ -1,0 +1,92 @@
+"""The work that is timed: FedAvg rounds on random images of a dataset's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcat.core.errors import unknown
+from fedcat.data.dataset import Dataset
+from fedcat.data.pool import Pool
+from fedcat.runs.build import Workshop
+from fedcat.runs.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Images:
+    """The shape of a dataset's images, how many there are, and the batch size that its experiments use."""
+
+    shape: tuple[int, int, int]
+    samples: int
+    batch_size: int
+
+
+MNIST, CIFAR, DIGITS = Images((1, 28, 28), 60_000, 50), Images((3, 32, 32), 50_000, 50), Images((1, 8, 8), 1_797, 10)
+IMAGES = {
+    "digits-cnn": DIGITS,
+    "lab-cifar": CIFAR,
+    "lab-mnist": MNIST,
+    "lab-femnist": MNIST,
+    "mcmahan-mnist": MNIST,
+    "mcmahan-cifar": CIFAR,
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a round consists of.
+
+    Attributes
+    ----------
+    net : str
+        The net.
+    per_round, devices : int
+        K and N.
+    epochs : int
+        Local epochs.
+    alpha : float
+        How unevenly the samples are divided (Dirichlet).
+    samples : int or None
+        Samples of all devices together; by default as many as the net's dataset has.
+    """
+
+    net: str
+    per_round: int = 10
+    devices: int = 100
+    epochs: int = 5
+    alpha: float = 0.5
+    samples: int | None = None
+
+    @property
+    def images(self) -> Images:
+        """What the net's inputs look like."""
+        if self.net not in IMAGES:
+            raise unknown("net", self.net, IMAGES)
+        return IMAGES[self.net]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch."""
+        return self.images.batch_size
+
+    def dataset(self) -> Dataset:
+        """Return random images with random labels."""
+        rng = np.random.default_rng(0)
+        count = self.samples or self.images.samples
+        x = rng.integers(256, size=(count, *self.images.shape), dtype=np.uint8)
+        y = rng.integers(10, size=count)
+        return Dataset("random images", Pool(x, y), Pool(x[:1000], y[:1000]), 10)
+
+    def simulations(self, runs: int, data: Dataset, **settings: Any) -> list[Simulation]:
+        """Return FedAvg simulations that differ in their seeds and are never evaluated."""
+        shop = Workshop()
+        given = {"dataset": data, "net": self.net, "method": "fedavg", "devices": self.devices, "alpha": self.alpha}
+        given |= {"per_round": self.per_round, "epochs": self.epochs, "batch_size": self.batch_size, "data_seed": 0}
+        given |= {"rounds": 10**9, "evaluate_every": 10**9, "lr": 1e-3, "momentum": 0.5, "min_samples": 2, **settings}
+        return [shop.prepare({**given, "seed": seed}).simulation for seed in range(runs)]
+
+    def steps(self, simulation: Simulation, devices: list[int]) -> int:
+        """Return how many local steps some devices take."""
+        return sum(self.epochs * -(-simulation.task.samples(device) // self.batch_size) for device in devices)

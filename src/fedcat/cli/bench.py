@@ -1,0 +1,100 @@
+"""The command line's part about speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedcat.bench.measure import Bench, Case, Timing
+from fedcat.bench.tables import figures, machine, show_timings
+from fedcat.bench.workload import IMAGES, Work
+from fedcat.cli.tables import say
+from fedcat.core.errors import SettingError, need, unknown
+from fedcat.core.files import replacing
+from fedcat.core.precision import PRECISIONS, find_device
+from fedcat.engines import NAMES as ENGINES
+
+out = Console(highlight=False, markup=False)
+
+
+def bench(
+    nets: Annotated[str, typer.Option(metavar="NAME,...", help="nets to train")] = "digits-cnn,lab-cifar,mcmahan-mnist",
+    engines: Annotated[str, typer.Option(metavar="NAME,...", help="auto, sequential, stacked")] = "auto,sequential",
+    precisions: Annotated[str, typer.Option(metavar="NAME,...", help="fp32, tf32 (GPU), bf16")] = "fp32",
+    runs: Annotated[str, typer.Option(metavar="N,...", help="how many runs side by side")] = "1",
+    per_round: Annotated[int, typer.Option(help="devices in a round, K")] = 10,
+    devices: Annotated[int, typer.Option(help="the number of devices, N")] = 100,
+    epochs: Annotated[int, typer.Option(help="local epochs of a hop")] = 1,
+    alpha: Annotated[float, typer.Option(help="concentration of the Dirichlet partition")] = 0.5,
+    samples: Annotated[int | None, typer.Option(help="samples in all; by default as in the net's dataset")] = None,
+    turns: Annotated[int, typer.Option(help="rounds that are timed, in turns with the plain loop")] = 3,
+    exact: Annotated[bool | None, typer.Option("--exact/--no-exact", help="by default on a CPU")] = None,
+    device: Annotated[str, typer.Option(help="where: auto, cpu, cuda or cuda:0 and so on")] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
+) -> None:
+    """Time the engines beside the loop that everyone writes, in one process.
+
+    The loop has one model, an optimiser for each client and batches sliced from a tensor, or a DataLoader. It does the
+    same FedAvg rounds on random images as the engines, in turns with them.
+
+    Columns: round and step are the time of a round of one run and of one device's step; plain and loader say how many
+    times longer the loop took, without and with a DataLoader; matrix is the share of the rate that products of large
+    matrices reach here; first is the first round, with all that is compiled in it.
+    """
+    where = find_device(device)
+    for name, value in (("per_round", per_round), ("devices", devices), ("epochs", epochs), ("turns", turns)):
+        need(name, value, 1)
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        raise SettingError(f"--json must name a file in a folder that is there, got {str(json_file)!r}")
+    if samples is not None:
+        need("samples", samples, 2 * devices)
+    chosen = _names("nets", nets, IMAGES)
+    cases = [
+        Case(engine, precision, count, exact)
+        for engine in _names("engines", engines, ENGINES)
+        for precision in _names("precisions", precisions, PRECISIONS)
+        for count in _counts(runs)
+    ]
+    about = machine(where)
+    say(out, f"{about['device']}, {about['threads']} threads, PyTorch {about['torch']}, fedcat {about['fedcat']}")
+    say(out, f"K = {per_round} of N = {devices} devices, alpha {alpha:g}, {epochs} local epochs\n")
+    benches: list[Bench] = []
+    timings: list[Timing] = []
+    for net in chosen:
+        made = Bench(Work(net, per_round, devices, epochs, alpha, samples), where, turns)
+        benches.append(made)
+        found = [made.time(case) for case in cases]
+        timings += found
+        show_timings(out, net, found)
+        loop = f"the plain loop ran with {made.loop_threads} threads" if where.type == "cpu" else ""
+        rates = ", ".join(f"{p} {made.rate(p) / 1e12:.3g}" for p in dict.fromkeys(case.precision for case in cases))
+        say(out, f"measured matrix rate, TFLOP/s: {rates}" + (f"; {loop}" if loop else "") + "\n")
+    if json_file is not None:
+        with replacing(json_file) as temporary:
+            temporary.write_text(json.dumps(figures(benches, timings, where), indent=2) + "\n")
+        say(out, f"figures: {json_file}")
+
+
+def _names(label: str, text: str, known: object) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    every = list(known)  # type: ignore[call-overload]
+    for name in names:
+        if name not in every:
+            raise unknown(label, name, every)
+    if not names:
+        raise SettingError(f"{label} must name at least one of {', '.join(every)}, got {text!r}")
+    return names
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise SettingError(f"runs must be whole numbers such as 1,6, got {text!r}") from error
+    for count in counts:
+        need("runs", count, 1)
+    return counts

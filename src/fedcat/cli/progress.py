@@ -1,0 +1,96 @@
+"""What a user sees while runs go on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedcat.runs.simulation import Record
+
+
+class Watcher:
+    """Follows runs side by side and shows the round, each label's mean accuracy, the speed and the time left.
+
+    Parameters
+    ----------
+    console : Console
+        Where to.
+    labels : list of str
+        The label of each run; runs of one label are shown as their mean.
+    rounds : list of int
+        How many rounds each run has. Of the longest runs the one that is furthest behind is counted.
+    """
+
+    def __init__(self, console: Console, labels: list[str], rounds: list[int]) -> None:
+        self.console, self.labels = console, labels
+        self.rounds = max(rounds)
+        self._behind = {position: 0 for position, count in enumerate(rounds) if count == self.rounds}
+        self.done = 0
+        self._bar_width = 24 if console.width >= 100 else 10
+        self._scores: list[float | None] = [None] * len(labels)
+        self._begin = time.perf_counter()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Watcher:
+        self._begin = time.perf_counter()
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=self._bar_width),
+                TextColumn("{task.description}"),
+                TextColumn("{task.fields[speed]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.rounds, speed="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, position: int, record: Record) -> None:
+        """Take note of a round that run `position` has completed."""
+        if record.accuracy is not None:
+            self._scores[position] = record.accuracy
+        if position in self._behind:
+            self._behind[position] = record.round
+        if min(self._behind.values()) == self.done:
+            return
+        self.done = min(self._behind.values())
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=self.done, description=self._fitting(self._accuracies()), speed=self._speed()
+            )
+        elif record.accuracy is not None:
+            self.console.print(self._line(), markup=False, soft_wrap=True)
+
+    def _accuracies(self) -> str:
+        means = []
+        for label in dict.fromkeys(self.labels):
+            scores = [s for s, name in zip(self._scores, self.labels, strict=True) if name == label and s is not None]
+            if scores:
+                means.append(f"{label} {100 * statistics.fmean(scores):.1f} %")
+        return "  ".join(means if len(means) <= 6 else [*means[:6], f"and {len(means) - 6} more"])
+
+    def _fitting(self, text: str) -> str:
+        """Cut a text so that the round, the bar, the speed and the time left have their room on the line."""
+        room = max(8, self.console.width - self._bar_width - 41)
+        return text if len(text) <= room else text[: room - 1] + "…"
+
+    def _speed(self) -> str:
+        return f"{self.done / max(1e-9, time.perf_counter() - self._begin):.1f} rounds/s"
+
+    def _line(self) -> str:
+        elapsed = time.perf_counter() - self._begin
+        left = round(elapsed / self.done * (self.rounds - self.done))
+        text = f"round {self.done}/{self.rounds}  {self._accuracies()}  {self._speed()}"
+        return f"{text}  {left // 60}:{left % 60:02d} left"

@@ -1,0 +1,202 @@
+"""What the command line prints: results, tables and lists."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fedcat.config.settings import Settings
+from fedcat.core.options import options
+from fedcat.core.registry import Registry
+from fedcat.data.dataset import DATASETS, dataset_options
+from fedcat.data.federation import Federation
+from fedcat.data.skew import Skew
+from fedcat.runs.comparison import Line
+from fedcat.runs.runner import Result
+
+
+def say(console: Console, text: str, indent: int = 0) -> None:
+    """Print a line; on a terminal it is wrapped between words, and indented from the second line on."""
+    if console.is_terminal and indent:
+        text = textwrap.fill(
+            text, console.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        )
+    console.print(text, markup=False, soft_wrap=not console.is_terminal or bool(indent))
+
+
+def show_notes(console: Console, notes: Iterable[str]) -> None:
+    """Print lines that the user should read, each once."""
+    for note in dict.fromkeys(notes):
+        say(console, f"note: {note}")
+
+
+def show_fields(console: Console, fields: dict[str, str]) -> None:
+    """Print names and values, one a line."""
+    for name, value in fields.items():
+        say(console, f"{name:10}{value}", indent=10)
+
+
+def described(settings: Sequence[Settings]) -> str:
+    """Return the settings that matter most in words; of several runs those that all share."""
+
+    def same(words: Callable[[Settings], str]) -> str:
+        found = {words(one) for one in settings}
+        return found.pop() if len(found) == 1 else ""
+
+    parts = (
+        same(lambda s: f"preset {s.preset}" if s.preset else ""),
+        same(lambda s: f"net {s.net}"),
+        same(lambda s: f"partition {s.partition}" + (f", alpha {s.alpha:g}" if s.partition[:9] == "dirichlet" else "")),
+        same(lambda s: f"{s.k} devices a round"),
+        same(lambda s: f"{s.epochs} epochs of batches of {s.batch_size}"),
+        same(lambda s: f"lr {s.lr:g}"),
+        same(lambda s: f"momentum {s.momentum:g}"),
+        same(lambda s: f"{s.rounds:,} rounds"),
+    )
+    return "; ".join(filter(None, parts))
+
+
+def show_result(console: Console, result: Result) -> None:
+    """Print what one run gave."""
+    traffic, relative = result.summary["bytes"], result.summary["relative_traffic"]
+    others = {name: found for name, found in result.summary["others"].items() if not name.startswith("copy ")}
+    fields = {
+        "accuracy": _figures(result.summary["accuracy"]),
+        **{name: _figures(found) for name, found in others.items()},
+        "traffic": f"{size(traffic['down'])} down, {size(traffic['up'])} up, {relative:.2f} times FedAvg's",
+        "time": f"{result.summary['seconds']:.1f} s",
+        "folder": str(result.folder),
+    }
+    show_fields(console, fields)
+
+
+def _figures(found: Mapping[str, float]) -> str:
+    final, best, last = (100 * found[name] for name in ("final", "best", "last_five"))
+    return f"{final:.2f} % (best {best:.2f} %, mean of the last five evaluations {last:.2f} %)"
+
+
+def show_comparison(console: Console, lines: Sequence[Line]) -> None:
+    """Print a comparison's table."""
+    seeds = len(lines[0].results)
+    pm = "±" if console.encoding.lower().startswith("utf") else "+-"
+    title = f"mean {pm} standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
+    say(console, f"test accuracy in %, {title}")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run")
+    for heading in ("best", "last five", "traffic", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        for model in ("global", *(name for name in line.others if not name.startswith("copy "))):
+            figures = [line.mean(figure, model) for figure in ("best", "last_five")]
+            spread = [f" {pm} {100 * deviation:.2f}" if seeds > 1 else "" for _, deviation in figures]
+            scores = [f"{100 * mean:.2f}{s}" for (mean, _), s in zip(figures, spread, strict=True)]
+            cost = (f"{size(line.traffic)} {line.relative_traffic:.2f}x", f"{line.seconds:.1f} s")
+            table.add_row(*((line.label, *scores, *cost) if model == "global" else (f"  its {model}", *scores)))
+    console.print(table)
+    say(
+        console,
+        "last five: mean of the last five evaluations; traffic and time: of one run, its share; "
+        "x: traffic over FedAvg's, one model down and one up a hop",
+    )
+
+
+def show_parts(console: Console, registry: Registry[Any]) -> None:
+    """Print the parts of one kind with their options."""
+    table = _table(registry.kind, "options")
+    for name, note in registry:
+        words = ", ".join(f"{option}={_lower(value)}" for option, value in options(registry.get(name)).items())
+        table.add_row(name, note, words)
+    console.print(table)
+
+
+def show_registry(console: Console, registry: Registry[Any]) -> None:
+    """Print the names of one kind of parts."""
+    table = _table(registry.kind)
+    for name, note in registry:
+        table.add_row(name, note)
+    console.print(table)
+
+
+def show_datasets(console: Console, found: Mapping[str, str]) -> None:
+    """Print the datasets, where those that are published were found, and their options."""
+    for name, note in DATASETS:
+        say(console, f"{name}: {note}", indent=2)
+        if name in found:
+            say(console, f"  files: {found[name]}", indent=4)
+        words = ", ".join(f"{option}={_option(value)}" for option, value in dataset_options(DATASETS.get(name)).items())
+        if words:
+            say(console, f"  options (-d NAME=VALUE): {words}", indent=4)
+    console.print()
+
+
+def show_partition(console: Console, federation: Federation, skew: Skew, rows: int) -> None:
+    """Print a federation's figures, and the first devices with their class mixes."""
+    say(console, str(federation))
+    show_fields(
+        console,
+        {
+            "samples": "{0:,.0f} to {2:,.0f} a device, median {1:,.0f}".format(*skew.samples),
+            "classes": "{0:.0f} to {2:.0f} a device, median {1:.0f}; a mix is worth {3:.1f} equal classes".format(
+                *skew.classes, skew.effective_classes
+            ),
+            "skew": f"{skew.distance:.3f} mean total variation distance from the whole, 0 is none; "
+            f"the most frequent class is {100 * skew.largest_share:.0f} % of a device",
+        },
+    )
+    cells = [_device_row(console, federation, device) for device in range(min(rows, federation.devices))]
+    headings = ("device", "samples", "classes", "most frequent", "mix")
+    columns = list(zip(*([headings, *cells]), strict=True))
+    needed = sum(max(map(len, column)) + 2 for column in columns) - 2
+    fits = needed <= console.width
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings if fits else headings[:-1]:
+        table.add_column(heading, justify="right" if heading in ("samples", "classes") else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*(row if fits else row[:-1]))
+    console.print(table)
+    if fits:
+        say(console, "mix: a column a class, in their order, the device's most frequent class at full height")
+    else:
+        say(console, f"a terminal of {needed} columns has room for each device's mix of classes")
+    if rows < federation.devices:
+        say(console, f"and {federation.devices - rows:,} devices more: --rows 0 lists all")
+
+
+def _device_row(console: Console, federation: Federation, device: int) -> tuple[str, ...]:
+    """Return a device's name, samples, classes, most frequent class, and its class mix drawn in characters."""
+    counts = federation.class_counts[device]
+    most = int(counts.argmax())
+    name = federation.class_names[most] if federation.class_names else str(most)
+    label = federation.device_names[device] if federation.device_names else str(device)
+    levels = " ▁▂▃▄▅▆▇█" if console.encoding.lower().startswith("utf") else " 12345678"
+    mix = "".join(levels[math.ceil(8 * count / counts[most])] for count in counts)
+    share = f"{100 * counts[most] / counts.sum():3.0f} % {name}"
+    return label, f"{counts.sum():,}", str((counts > 0).sum()), share, mix
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f"{v:g}" for v in value) + "]"
+    return _lower(value) if value != "" else "..."
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as people read it."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _table(kind: str, *more: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in (kind, "what it is", *more):
+        table.add_column(heading, overflow="fold", no_wrap=heading == kind)
+    return table
+
+
+def _lower(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,121 @@
+"""Where numbers are computed, and how on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fedcat.core.errors import SettingError
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+"""How products of float32 numbers are formed: in full, from 10 bits of each factor, or from 7."""
+
+
+@contextmanager
+def arithmetic(precision: str = "fp32") -> Iterator[None]:
+    """Within this products on a GPU have a precision, and no kernel is tuned by timing or may vary between runs."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    wanted: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
+    less = precision != "fp32"
+    if hasattr(cudnn, "conv"):  # PyTorch 2.9 and later; mixing it with the older switches is an error there
+        wanted += [(part, "fp32_precision", "tf32" if less else "ieee") for part in (cudnn.conv, cudnn.rnn, matmul)]
+    else:
+        wanted += [(part, "allow_tf32", less) for part in (cudnn, matmul)]
+    before = [getattr(part, name) for part, name, _ in wanted]
+    for part, name, value in wanted:
+        setattr(part, name, value)
+    try:
+        yield
+    finally:
+        for (part, name, _), value in zip(wanted, before, strict=True):
+            setattr(part, name, value)
+
+
+def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a net computes in bfloat16 where that is the precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+def lowered_stacked(precision: str) -> AbstractContextManager[Any]:
+    """Return the same for a net under `torch.vmap`, which hides convolutions from autocast."""
+    return _Bfloat16() if precision == "bf16" else nullcontext()
+
+
+_LOWERED = {
+    *(getattr(functional, f"conv{kind}{n}d") for kind in ("", "_transpose") for n in (1, 2, 3)),
+    *(functional.linear, functional.bilinear, functional.scaled_dot_product_attention),
+    *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.addmm, torch.baddbmm, torch.einsum),
+    *(torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.mv, torch.Tensor.__matmul__),
+}
+_RAISED = {
+    *(functional.cross_entropy, functional.nll_loss, functional.mse_loss, functional.kl_div),
+    *(functional.softmax, functional.log_softmax, torch.softmax, torch.log_softmax, torch.logsumexp),
+    *(functional.batch_norm, functional.layer_norm, functional.group_norm, functional.instance_norm),
+    *(functional.local_response_norm, functional.normalize),
+    *(getattr(of, name) for of in (torch, torch.Tensor) for name in ("exp", "log", "pow", "sum", "mean", "norm")),
+    *(getattr(torch.Tensor, name) for name in ("softmax", "log_softmax", "logsumexp", "__pow__", "__rpow__")),
+}
+
+
+class _Bfloat16(TorchFunctionMode):
+    """Computes products of factors in bfloat16, and what adds up many numbers or divides by them in float32.
+
+    Where both kinds meet elsewhere, and nothing is written in place, float32 wins.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = (args, kwargs or {})
+        if func in _LOWERED:
+            given = _cast(given, torch.float32, torch.bfloat16)
+        elif func in _RAISED or (not _in_place(func) and {_kind(t) for t in tree_leaves(given)} >= _KINDS):
+            given = _cast(given, torch.bfloat16, torch.float32)
+        args, words = given
+        return func(*args, **words)
+
+
+_KINDS = {torch.float32, torch.bfloat16}
+
+
+def _kind(value: Any) -> torch.dtype | None:
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__set__"
+
+
+def _cast(given: Any, of: torch.dtype, to: torch.dtype) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.to(to) if t.dtype == of else t, given)
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a GPU is the current one: streams, graphs and kernels go there."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device called `name`; ``auto`` is the first GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise SettingError(f"device {name!r} holds no numbers: use auto, cpu, cuda or cuda:0")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise SettingError(f"device {name!r} needs CUDA, which this machine or this PyTorch lacks: use cpu or auto")
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise SettingError(f"device {name!r} cannot be used ({first}): use auto, cpu, cuda or cuda:0") from error

@@ -1,0 +1,101 @@
+"""Names for parts: methods, datasets, nets, selectors. A user's part is named ``package.module:attribute``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fedcat.core.errors import SettingError, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A table of named parts of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._parts: dict[str, T] = {}
+        self._notes: dict[str, str] = {}
+
+    def add(self, name: str, part: T, note: str = "") -> None:
+        """Register `part` under `name`; `note` is its line in listings."""
+        if name in self._parts:
+            raise SettingError(f"{self.kind} {name!r} is registered already: choose another name")
+        self._parts[name] = part
+        self._notes[name] = note
+
+    def register(self, name: str, note: str = "") -> Callable[[T], T]:
+        """Return a decorator that registers what it decorates under `name`."""
+
+        def enter(part: T) -> T:
+            self.add(name, part, note)
+            return part
+
+        return enter
+
+    def get(self, name: str) -> T:
+        """Return the part called `name`, or import ``module:attribute``."""
+        if not isinstance(name, str):
+            raise SettingError(f"{self.kind} must be a text, got {name!r}")
+        if name in self._parts:
+            return self._parts[name]
+        if ":" in name:
+            return self._load(name)
+        if name.startswith("<"):
+            raise SettingError(
+                f"{self.kind} {name!r} was an object given in Python, which a file cannot name: run it from Python "
+                "again, or write it as module:attribute"
+            )
+        raise unknown(self.kind, name, self._parts)
+
+    def _load(self, name: str) -> T:
+        module_name, _, attribute = name.partition(":")
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            found: object = importlib.import_module(module_name)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SettingError(
+                f"{self.kind} {name!r} cannot be imported ({error}): it is written module:attribute"
+            ) from error
+        return found  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Yield (name, note) in alphabetical order."""
+        return iter(sorted(self._notes.items()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+
+def takes(function: Callable[..., Any], *arguments: object, **named: object) -> bool:
+    """Tell whether a function can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def name_of(part: object) -> str | None:
+    """Return the name under which `part` can be imported again, or None where it cannot."""
+    module = getattr(part, "__module__", None)
+    qualname = getattr(part, "__qualname__", None)
+    if not module or not qualname or module == "__main__" or "<" in qualname:
+        return None
+    return f"{module}:{qualname}"
+
+
+def part_label(part: object) -> str:
+    """Return what to call a user's own object."""
+    inner = getattr(part, "func", part)
+    name = getattr(part, "name", None) or getattr(inner, "__name__", None) or type(part).__name__
+    return str(name).strip("<>")

@@ -1,0 +1,203 @@
+"""The datasets by name: the digits of the package, and those whose files are their publishers'."""
+
+from __future__ import annotations
+
+import string
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from fedcat.core.errors import SettingError, unknown
+from fedcat.core.rng import Purpose, chance
+from fedcat.data.dataset import DATASETS, NATURAL, Dataset
+from fedcat.data.files.cache import Content
+from fedcat.data.files.catalogue import SOURCES
+from fedcat.data.pool import Normalise, Pool
+
+_CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_COARSE_NAMES = (
+    *("aquatic mammals", "fish", "flowers", "food containers", "fruit and vegetables"),
+    *("household electrical devices", "household furniture", "insects", "large carnivores"),
+    *("large man-made outdoor things", "large natural outdoor scenes", "large omnivores and herbivores"),
+    *("medium-sized mammals", "non-insect invertebrates", "people", "reptiles", "small mammals", "trees"),
+    *("vehicles 1", "vehicles 2"),
+)
+
+_FINE_NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
+
+
+@DATASETS.register(
+    "digits",
+    "1,797 handwritten digits of 8 x 8 pixels (UCI), in the package: 1,437 to train, 360 to test; "
+    "by default 50 devices, min_samples 1, batch_size 10, lr 0.05, 100 rounds",
+)
+@cache
+def digits() -> Dataset:
+    """Load the digits that are part of the package."""
+    with resources.files("fedcat.data").joinpath("digits.npz").open("rb") as file:
+        stored = np.load(file, allow_pickle=False)
+        images, labels = stored["images"], stored["labels"]
+    return Dataset.from_arrays(
+        images[:, None],
+        labels,
+        normalise=Normalise(scale=16.0, mean=(0.3053,), std=(0.3761,)),
+        name="digits",
+        defaults={
+            "net": "digits-cnn",
+            "devices": 50,
+            "min_samples": 1,
+            "batch_size": 10,
+            "lr": 0.05,
+            "rounds": 100,
+        },
+        class_names=tuple(string.digits),
+    )
+
+
+@DATASETS.register("mnist", "70,000 handwritten digits of 28 x 28 pixels: 60,000 to train, 10,000 to test")
+def mnist(*, data_dir: str = "", mean: tuple[float, ...] = (0.1307,), std: tuple[float, ...] = (0.3081,)) -> Dataset:
+    """Load MNIST.
+
+    Parameters
+    ----------
+    data_dir : path
+        Where to look for its files before all other places.
+    mean, std : tuple of float
+        How pixels from 0 to 1 are normalised.
+    """
+    normalise = _normalise(1, mean, std)
+    content = SOURCES["mnist"].content(data_dir)
+    return _images("mnist", content, 10, normalise, {"net": "lab-mnist"}, tuple(string.digits))
+
+
+@DATASETS.register("cifar10", "60,000 colour images of 32 x 32 pixels in 10 classes: 50,000 to train, 10,000 to test")
+def cifar10(
+    *, data_dir: str = "", mean: tuple[float, ...] = (0.5, 0.5, 0.5), std: tuple[float, ...] = (0.5, 0.5, 0.5)
+) -> Dataset:
+    """Load CIFAR-10; the parameters are those of `mnist`."""
+    normalise = _normalise(3, mean, std)
+    content = SOURCES["cifar10"].content(data_dir)
+    return _images("cifar10", content, 10, normalise, {"net": "lab-cifar"}, _CIFAR10_NAMES)
+
+
+@DATASETS.register(
+    "cifar100",
+    "60,000 colour images of 32 x 32 pixels in 20 coarse classes (labels=fine: 100): 50,000 to train, 10,000 to test",
+)
+def cifar100(
+    *,
+    data_dir: str = "",
+    labels: str = "coarse",
+    mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465),
+    std: tuple[float, ...] = (0.2023, 0.1994, 0.2010),
+) -> Dataset:
+    """Load CIFAR-100.
+
+    Parameters
+    ----------
+    data_dir, mean, std
+        Those of `mnist`.
+    labels : str
+        ``coarse``, the 20 superclasses, or ``fine``, the 100 classes.
+    """
+    if labels not in ("coarse", "fine"):
+        raise unknown("cifar100.labels", labels, ("coarse", "fine"))
+    normalise = _normalise(3, mean, std)
+    content = SOURCES["cifar100"].content(data_dir)
+    coarse = labels == "coarse"
+    names = _COARSE_NAMES if coarse else tuple(_FINE_NAMES.split())
+    column = 0 if coarse else 1
+    return _images("cifar100", content, 20 if coarse else 100, normalise, {"net": "lab-cifar"}, names, column)
+
+
+@DATASETS.register(
+    "femnist",
+    "handwritten digits and letters of 28 x 28 pixels in 62 classes; writers are the devices: "
+    "180 of those with at least 100 samples, by the seed",
+)
+def femnist(
+    *,
+    data_dir: str = "",
+    seed: int = 0,
+    writers: int = 180,
+    keep: int = 100,
+    mean: tuple[float, ...] = (0.5,),
+    std: tuple[float, ...] = (-0.5,),
+) -> Dataset:
+    """Load FEMNIST; the test set is the union of the chosen writers' test parts.
+
+    Parameters
+    ----------
+    data_dir, mean, std
+        Those of `mnist`. The negative std makes ink positive: pixels are published dark on white.
+    seed : int
+        What the writers are chosen by.
+    writers : int
+        How many; 0 for all.
+    keep : int
+        Writers with fewer samples, training and test together, are left out.
+    """
+    normalise = _normalise(1, mean, std)
+    content = SOURCES["femnist"].content(data_dir)
+    sizes = {part: content.arrays[f"{part}_sizes"] for part in ("train", "test")}
+    fit = np.flatnonzero((sizes["train"] + sizes["test"] >= keep) & (sizes["train"] > 0))
+    if not len(fit):
+        most = int((sizes["train"] + sizes["test"]).max())
+        raise SettingError(f"femnist.keep must be at most {most}, the samples of the largest writer, got {keep}")
+    if not 0 <= writers <= len(fit):
+        raise SettingError(
+            f"femnist.writers must be at most {len(fit)}, the writers with at least keep = {keep} samples, or 0 for "
+            f"all of them, got {writers}"
+        )
+    drawn = chance(seed, Purpose.WRITERS).permutation(fit)[: writers or len(fit)]
+    chosen = np.isin(np.arange(len(content.words["writers"])), drawn)
+    rows = {part: np.repeat(chosen, sizes[part]) for part in sizes}
+    if not rows["test"].any():
+        raise SettingError("femnist must have test samples of the chosen writers, got none: use LEAF's -t sample")
+    arrays = {
+        name: content.arrays[name][rows[name.split("_")[0]]] for name in ("train_x", "train_y", "test_x", "test_y")
+    }
+    names = [name for name, taken in zip(content.words["writers"], chosen, strict=True) if taken]
+    made = _images(
+        "femnist",
+        Content(arrays),
+        62,
+        normalise,
+        {"net": "lab-femnist", "partition": NATURAL, "devices": len(names), "min_samples": 1},
+        tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
+    )
+    owner = np.repeat(np.arange(len(names)), sizes["train"][chosen])
+    return Dataset(made.name, made.train, made.test, 62, made.defaults, owner, tuple(names), made.class_names)
+
+
+def _images(
+    name: str,
+    content: Content,
+    classes: int,
+    normalise: Normalise,
+    defaults: dict[str, object],
+    class_names: tuple[str, ...],
+    column: int = 0,
+) -> Dataset:
+    """Make a dataset of decoded images; of several labels a sample, those of one column."""
+    pools = {}
+    for part in ("train", "test"):
+        labels = content.arrays[f"{part}_y"]
+        pools[part] = Pool(content.arrays[f"{part}_x"], labels if labels.ndim == 1 else labels[:, column], normalise)
+    return Dataset(name, pools["train"], pools["test"], classes, defaults, class_names=class_names)
+
+
+def _normalise(channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalise:
+    """Check the constants; done before anything is loaded or downloaded."""
+    normalise = Normalise(255.0, mean, std)
+    normalise.check_channels(channels)
+    return normalise

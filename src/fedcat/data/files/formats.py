@@ -1,0 +1,186 @@
+"""Decoders of the files that datasets are published as. None of them runs code that a file brings."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickletools
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcat.core.errors import DataError, SettingError
+
+Bytes = NDArray[np.uint8]
+FEMNIST_CLASSES = 62
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The samples of one writer in one part of FEMNIST: images [samples, 1, 28, 28] and class numbers."""
+
+    name: str
+    x: Bytes
+    y: Bytes
+
+
+def read_idx(content: bytes, name: str, dimensions: int) -> Bytes:
+    """Decode an idx file of bytes, the format of MNIST.
+
+    Parameters
+    ----------
+    content : bytes
+        The whole file, not compressed.
+    name : str
+        What errors call it.
+    dimensions : int
+        How many it must have: 3 for images, 1 for labels.
+    """
+    start = 4 + 4 * dimensions
+    if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):
+        begin = content[:4].hex(" ") or "nothing"
+        raise DataError(f"{name} is no idx file of bytes in {dimensions} dimensions: it begins with {begin}")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    wanted = math.prod(shape)
+    if len(content) - start != wanted:
+        raise DataError(f"{name} must hold {wanted:,} bytes after its head, as that says, got {len(content) - start:,}")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def read_cifar(content: bytes, name: str, classes: Sequence[int]) -> tuple[Bytes, Bytes]:
+    """Decode a file of CIFAR's binary version.
+
+    Parameters
+    ----------
+    content : bytes
+        The whole file.
+    name : str
+        What errors call it.
+    classes : sequence of int
+        The number of classes of each label that stands before an image: (10,) in CIFAR-10, (20, 100) in CIFAR-100.
+
+    Returns
+    -------
+    images : numpy.ndarray
+        [samples, 3, 32, 32]
+    labels : numpy.ndarray
+        [samples, labels of a sample]
+    """
+    record = len(classes) + 3072
+    if not content or len(content) % record:
+        raise DataError(
+            f"{name} must hold records of {record:,} bytes (CIFAR's binary version), got {len(content):,} bytes"
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
+    labels = records[:, : len(classes)]
+    for column, count in enumerate(classes):
+        if labels[:, column].max() >= count:
+            raise DataError(f"{name} must hold labels below {count}, got {labels[:, column].max()}")
+    return records[:, len(classes) :].reshape(-1, 3, 32, 32), labels
+
+
+def read_pickled_cifar(content: bytes, name: str, keys: Sequence[str]) -> tuple[Bytes, Bytes]:
+    """Decode a file of CIFAR's Python version, which is a pickle, without unpickling it.
+
+    The pickle's opcodes are listed, never executed: the long string among them is the images, and the lists of
+    whole numbers that follow `keys` are the labels.
+
+    Parameters
+    ----------
+    content : bytes
+        The whole file.
+    name : str
+        What errors call it.
+    keys : sequence of str
+        The keys of the labels that are wanted, such as ("labels",) or ("coarse_labels", "fine_labels").
+    """
+    images = b""
+    columns: dict[str, list[int]] = {}
+    open_column: list[int] | None = None
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            if isinstance(argument, str):
+                open_column = columns.setdefault(argument, []) if argument in keys else None
+                if len(argument) > len(images):
+                    images = argument.encode("latin-1")
+            elif isinstance(argument, int) and opcode.name.startswith("BININT") and open_column is not None:
+                open_column.append(argument)
+    except (ValueError, UnicodeError, struct.error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{name} is no file of CIFAR's Python version: {reason}") from error
+    counts = {len(column) for column in columns.values()}
+    if set(columns) != set(keys) or counts != {len(images) // 3072} or len(images) % 3072 or not images:
+        raise DataError(f"{name} is no file of CIFAR's Python version: it lacks images, or one of {', '.join(keys)}")
+    labels = np.array([columns[key] for key in keys], dtype=np.uint8).T
+    return np.frombuffer(images, dtype=np.uint8).reshape(-1, 3, 32, 32), labels
+
+
+def read_leaf(content: bytes, name: str) -> list[Writer]:
+    """Decode one of LEAF's JSON files of FEMNIST: users, num_samples, and user_data with x and y for each user."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is no JSON, or is cut off: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("user_data"), dict) or "users" not in found:
+        raise DataError(f"{name} is no file of LEAF: it must hold users, num_samples and user_data")
+    users, told = found["users"], found.get("num_samples")
+    if not isinstance(users, list) or set(map(str, users)) != set(found["user_data"]):
+        raise DataError(f"{name} must hold user_data of exactly its users")
+    writers = [_leaf_writer(str(user), found["user_data"][str(user)], name) for user in users]
+    if told is not None and told != [len(writer.y) for writer in writers]:
+        raise DataError(f"{name} must hold as many samples of each user as num_samples says")
+    return writers
+
+
+def _leaf_writer(user: str, samples: Any, name: str) -> Writer:
+    try:
+        x = np.array(samples["x"], dtype=np.float64).reshape(-1, 784)
+        y = np.array(samples["y"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise DataError(f"{name}: writer {user} must have x, rows of 784 numbers, and y") from error
+    return Writer(user, _grey(x, f"{name}: writer {user}", True), _character(y, len(x), f"{name}: writer {user}"))
+
+
+def read_tff(path: Path) -> Iterator[Writer]:
+    """Decode one of TensorFlow Federated's HDF5 files of FEMNIST: examples/WRITER/pixels and label."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise SettingError(f"{path} is an HDF5 file, which needs h5py: pip install 'fedcat[hub]'") from error
+    try:
+        with h5py.File(path, "r") as file:
+            for user, samples in file["examples"].items():
+                told = f"{path}: writer {user}"
+                x = np.asarray(samples["pixels"], dtype=np.float64).reshape(-1, 784)
+                yield Writer(
+                    user, _grey(x, told, False), _character(np.asarray(samples["label"]).reshape(-1), len(x), told)
+                )
+    except DataError:
+        raise
+    except (OSError, KeyError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip("'\"").splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path} is no HDF5 file of FEMNIST (examples/WRITER/pixels, label): {reason}") from error
+
+
+def _grey(x: NDArray[np.float64], name: str, exactly: bool) -> Bytes:
+    """Return pixels from 0 to 1 as bytes; where `exactly`, they must have been made of bytes."""
+    if not len(x):
+        raise DataError(f"{name} has no samples")
+    with np.errstate(invalid="ignore", over="ignore"):
+        levels = np.rint(x * 255)
+        near = (np.abs(x * 255 - levels) < (1e-4 if exactly else 1.0)).all()
+    if not near or levels.min() < 0 or levels.max() > 255:
+        right = "256 levels of grey from 0 to 1" if exactly else "from 0 to 1"
+        raise DataError(f"{name} must have pixels that are {right}: the file is damaged")
+    return levels.astype(np.uint8).reshape(-1, 1, 28, 28)
+
+
+def _character(y: NDArray[Any], count: int, name: str) -> Bytes:
+    if y.shape != (count,) or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= FEMNIST_CLASSES:
+        raise DataError(f"{name} must have one class number below {FEMNIST_CLASSES} for each of its {count} samples")
+    return y.astype(np.uint8)

@@ -1,0 +1,60 @@
+"""Labels, owners and a test set of a user's own samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcat.core.errors import SettingError
+from fedcat.core.rng import Purpose, chance
+from fedcat.data.partitions import Ints
+from fedcat.data.pool import Pool
+
+
+def check_labels(train: Pool, held: Pool | None, named: int) -> None:
+    """Raise where labels look as if they were counted from 1, or tested on what is never trained on."""
+    least, most = int(train.y.min()), int(train.y.max())
+    if least > 0 and not named and (held is None or int(held.y.min()) > 0):
+        raise SettingError(f"y must hold class numbers from 0, got none below {least}: count from 0, or give classes")
+    if held is not None and int(held.y.max()) > max(most, named - 1):
+        raise SettingError(
+            f"test labels must be among the training classes 0 to {max(most, named - 1)}, got {int(held.y.max())}: "
+            "give classes if that is meant"
+        )
+
+
+def numbered_owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
+    """Return each sample's owner as a number, and the owners' names in the order of the numbers."""
+    array = owner.detach().cpu().numpy() if isinstance(owner, Tensor) else np.asarray(owner)
+    if array.shape != (samples,) or array.dtype.kind not in "iuUS":
+        raise SettingError(
+            f"owner must hold one number or text for each of the {samples} samples, "
+            f"got shape {array.shape} of {array.dtype}"
+        )
+    names, owners = np.unique(array, return_inverse=True)
+    return owners.astype(np.int64), tuple(str(name) for name in names)
+
+
+def set_apart(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints]:
+    """Set a share of the samples apart; return what is left, what was set apart, and the positions of the former."""
+    if not 0 < fraction < 1:
+        raise SettingError(f"test_fraction must lie between 0 and 1, got {fraction:g}")
+    order = chance(seed, Purpose.SPLIT).permutation(len(train))
+    if owners is None:
+        cut = math.ceil(fraction * len(train) - 1e-9)
+        held, kept = order[:cut], order[cut:]
+    else:
+        order = order[np.argsort(owners[order], kind="stable")]
+        sizes = np.bincount(owners)
+        rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        quota = np.minimum(np.rint(fraction * sizes), sizes - 1)
+        test = rank < np.repeat(quota, sizes)
+        held, kept = order[test], order[~test]
+    if not len(held) or not len(kept):
+        raise SettingError(f"test_fraction {fraction:g} of {len(train)} samples leaves a part empty")
+    rest, apart = (Pool(train.x[part], train.y[part], train.normalise) for part in map(torch.from_numpy, (kept, held)))
+    return rest, apart, kept

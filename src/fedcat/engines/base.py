@@ -1,0 +1,72 @@
+"""How devices train: the contract of engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedcat.core.precision import arithmetic
+from fedcat.data.pool import Pool
+from fedcat.models.layout import Layout
+from fedcat.protocol.hop import Hop, Reply
+from fedcat.protocol.local_rule import Task
+
+Job = tuple[Task, Hop]
+
+EVALUATION_BATCH = 1000
+
+
+class Engine(ABC):
+    """Trains hops, of several simulations at once, and evaluates rows.
+
+    Parameters
+    ----------
+    exact : bool
+        Give the same bits whatever else is trained beside.
+    precision : str
+        How products are formed in training: ``fp32``, ``tf32`` or ``bf16``. Evaluation is always in full.
+    memory : float, optional
+        Bytes of a GPU's memory below which stacks are kept by splitting them; by default what is free.
+    """
+
+    name: str
+
+    def __init__(self, exact: bool = False, precision: str = "fp32", memory: float | None = None) -> None:
+        self.exact, self.precision, self.memory = exact, precision, memory
+
+    @abstractmethod
+    def train(self, jobs: Sequence[Job]) -> list[Reply]:
+        """Train every hop and return the replies in the order of the jobs."""
+
+    def kernels(self, task: Task) -> str:
+        """Return what computes a task's steps, in words."""
+        return "PyTorch"
+
+    def release(self) -> None:  # noqa: B027  (most engines keep nothing)
+        """Give back memory that was kept for the next call."""
+
+    def evaluate(
+        self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
+    ) -> list[tuple[float, float]]:
+        """Return accuracy and mean loss of each row on a pool, or on its samples at `index`."""
+        where = torch.arange(len(pool), device=pool.x.device) if index is None else index
+        layout.net.eval()
+        results = []
+        with torch.no_grad(), arithmetic():
+            for row in rows:
+                parameters = layout.parameter_views(row[: layout.parameter_size])
+                buffers = layout.buffer_views(row[layout.parameter_size :])
+                right = torch.zeros((), dtype=torch.int64, device=row.device)
+                loss = torch.zeros((), dtype=torch.float64, device=row.device)
+                for part in torch.split(where, EVALUATION_BATCH):
+                    y = pool.y[part]
+                    net = layout.bind(parameters, buffers)
+                    logits = net.logits(pool.inputs(part, layout.dtype))
+                    right += (logits.argmax(-1) == y).sum()
+                    loss += functional.cross_entropy(logits, y, reduction="sum").to(torch.float64)
+                results.append((int(right) / len(where), float(loss) / len(where)))
+        return results

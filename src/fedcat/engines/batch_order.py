@@ -1,0 +1,71 @@
+"""Which samples a device sees in which step: the same for every engine."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcat.core.rng import Purpose, chance
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.local_rule import Task
+
+Ints = NDArray[np.int64]
+
+
+def batch_lengths(samples: int, batch_size: int, join_lone: bool = False) -> list[int]:
+    """Return the sizes of one epoch's batches; the last may be short.
+
+    With `join_lone` a last batch of one sample joins the batch before it.
+    """
+    full, rest = divmod(samples, batch_size)
+    lengths = [batch_size] * full + ([rest] if rest else [])
+    if join_lone and rest == 1 and full:
+        lengths = [*lengths[:-2], batch_size + 1]
+    return lengths
+
+
+def steps_of(task: Task, hop: Hop) -> int:
+    """Return how many steps a hop takes."""
+    return hop.epochs * len(batch_lengths(task.samples(hop.device), task.batch_size, task.join_lone))
+
+
+class Schedule:
+    """A hop's batches, epoch by epoch.
+
+    Attributes
+    ----------
+    steps : int
+        How many batches there are in all epochs.
+    """
+
+    def __init__(self, task: Task, hop: Hop) -> None:
+        self._mine = task.federation.indices(hop.device)
+        self._rng = chance(task.seed, Purpose.BATCHES, hop.round, hop.device, hop.visit)
+        self.lengths = np.array(batch_lengths(len(self._mine), task.batch_size, task.join_lone), np.int64)
+        self.steps = hop.epochs * len(self.lengths)
+
+    def epoch(self) -> Ints:
+        """Return the next epoch's positions in the pool, [batches, width]; short batches are filled up with -1."""
+        order = self._mine[self._rng.permutation(len(self._mine))]
+        width = int(self.lengths.max())
+        index = np.full((len(self.lengths), width), -1, np.int64)
+        if self.lengths[0] == width:  # only the last is shorter
+            index.reshape(-1)[: len(order)] = order
+        else:
+            index[np.arange(width) < self.lengths[:, None]] = order
+        return index
+
+
+def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
+    """Return a hop's batches.
+
+    Returns
+    -------
+    index : numpy.ndarray
+        Positions in the pool, [steps, width]; short batches are filled up with -1.
+    lengths : numpy.ndarray
+        How many positions of each step are real, [steps].
+    """
+    schedule = Schedule(task, hop)
+    index = np.concatenate([schedule.epoch() for _ in range(hop.epochs)])
+    return index, np.tile(schedule.lengths, hop.epochs)

@@ -1,0 +1,222 @@
+"""Selection by clusters of devices whose models moved alike (Fraboni et al. 2021, algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcat.core.errors import SettingError, unknown
+from fedcat.core.rng import Purpose, chance
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Distribution = tuple[Ints, Ints]
+"""Devices, and how much of the whole each of them has: whole numbers that add up to the number of all samples."""
+
+SIMILARITIES = ("cosine", "L1", "L2")
+CHUNK = 2**25
+"""Numbers of float64 that are worked on at a time."""
+
+
+FINE = 500
+"""Rows up to which their distances are computed as differences; beyond it as products, which are faster."""
+MOST = 20_000
+"""Devices beyond which clustering all of them in every round is refused."""
+
+
+class ClusteredSelector:
+    """Draws one device from each of K distributions over clusters of similar devices.
+
+    Devices are compared by their last changes of the model; one that has never taken part has not changed it. The mean
+    of the K distributions is each device's share of the samples, exactly.
+
+    Parameters
+    ----------
+    seed : int
+        The simulation's seed.
+    samples : numpy.ndarray
+        How many samples each device holds.
+    k : int
+        Devices in a round.
+    similarity : str
+        One of `SIMILARITIES`.
+    """
+
+    def __init__(self, seed: int, samples: Ints, k: int, similarity: str = "cosine") -> None:
+        if similarity not in SIMILARITIES:
+            raise unknown("similarity", similarity, SIMILARITIES)
+        if len(samples) > MOST:
+            raise SettingError(
+                f"devices must be at most {MOST:,} to be clustered by similarity, whose time grows with their cube, "
+                f"got {len(samples):,}"
+            )
+        self.seed, self.samples, self.k, self.similarity = seed, samples.astype(np.int64), k, similarity
+        self._changes: dict[int, Tensor] = {}
+        self._distances: Floats = np.zeros((0, 0))
+        self._sizes: Floats = np.zeros(0)
+
+    def __len__(self) -> int:
+        """Return how many devices have taken part."""
+        return len(self._changes)
+
+    def learn(self, changes: Mapping[int, Tensor]) -> None:
+        """Note how devices have changed the parameters, [P] each; all distances to them are computed anew."""
+        if not changes:
+            return
+        self._changes.update({device: change.clone() for device, change in changes.items()})
+        place = {device: position for position, device in enumerate(self._changes)}
+        where = [place[device] for device in changes]
+        rows = torch.stack(list(changes.values()))
+        found = distances(rows, list(self._changes.values()), self.similarity)
+        found[np.arange(len(where)), where] = 0.0
+        found[:, where] = np.maximum(found[:, where], found[:, where].T)
+        fresh = len(place) - len(self._sizes)
+        if fresh:
+            self._distances, self._sizes = np.pad(self._distances, (0, fresh)), np.pad(self._sizes, (0, fresh))
+        self._distances[where, :], self._distances[:, where] = found, found.T
+        self._sizes[where] = distances(rows, [torch.zeros_like(rows[0])], self.similarity)[:, 0]
+
+    def matrix(self) -> Floats:
+        """Return the distances between all devices, [N, N]."""
+        place = self._places()
+        return self._bordered()[np.ix_(place, place)]
+
+    def _places(self) -> Ints:
+        """Return where each device stands among those that took part; the others are one after the last."""
+        place = np.full(len(self.samples), len(self._changes))
+        place[list(self._changes)] = np.arange(len(self._changes))
+        return place
+
+    def _bordered(self) -> Floats:
+        """Return the distances between the devices that took part, with one that has not as the last."""
+        border = np.zeros((len(self._sizes) + 1,) * 2)
+        border[:-1, :-1] = self._distances
+        border[:-1, -1] = border[-1, :-1] = self._sizes
+        return border
+
+    def tree(self) -> Ints:
+        """Return Ward's linkage over the rows of the distance matrix: which two nodes each merger joins, [N - 1, 2].
+
+        Devices that have not taken part have equal rows and are equal columns, which are added up.
+        """
+        from scipy.cluster.hierarchy import linkage
+
+        count = len(self.samples)
+        if count == 1:
+            return np.zeros((0, 2), np.int64)
+        weights = np.append(np.ones(len(self._changes)), np.sqrt(count - len(self._changes)))
+        rows = torch.from_numpy(self._bordered() * weights)
+        way = "use_mm" if len(rows) > FINE else "donot_use_mm"
+        apart = torch.cdist(rows, rows, compute_mode=f"{way}_for_euclid_dist").numpy()
+        place = self._places()
+        condensed = np.concatenate([apart[place[i], place[i + 1 :]] for i in range(count - 1)])
+        merged: Ints = linkage(condensed, "ward")[:, :2].astype(np.int64)
+        return merged
+
+    def distributions(self, round: int) -> list[Distribution]:
+        """Return the K distributions of a round."""
+        return fill(self.samples, self.k, self.tree(), chance(self.seed, Purpose.GROUP, round))
+
+    def select(self, round: int) -> Ints:
+        """Return one device from each distribution; one may be drawn twice."""
+        rng = chance(self.seed, Purpose.SELECT, round)
+        picks = rng.integers(self.samples.sum(), size=self.k)
+        chosen = [
+            devices[np.searchsorted(np.cumsum(amounts), pick, side="right")]
+            for (devices, amounts), pick in zip(self.distributions(round), picks, strict=True)
+        ]
+        return np.array(chosen, np.int64)
+
+    def state(self) -> dict[str, Any]:
+        """Return the changes of the devices that took part, and their distances."""
+        return {
+            "devices": list(self._changes),
+            "changes": list(self._changes.values()),
+            "distances": self._distances.copy(),
+            "sizes": self._sizes.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._changes = dict(zip(state["devices"], state["changes"], strict=True))
+        self._distances, self._sizes = np.array(state["distances"]), np.array(state["sizes"])
+
+
+def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:
+    """Return the distances [R, len(others)] between rows [R, P] and other rows, in float64.
+
+    The cosine's is the angle, which counts as 0 where one of the two rows is zero.
+    """
+    rows = rows.double()
+    parts = []
+    step = max(1, CHUNK // rows.shape[1])
+    for begin in range(0, len(others), step):
+        some = torch.stack(others[begin : begin + step]).double()
+        if similarity == "L1":
+            parts.append(torch.cdist(rows, some, p=1.0))
+        elif similarity == "L2":
+            parts.append(torch.cdist(rows, some, compute_mode="donot_use_mm_for_euclid_dist"))
+        else:
+            norms = rows.norm(dim=1)[:, None] * some.norm(dim=1)
+            cosine = torch.where(norms > 0, rows @ some.T / norms, 1.0)
+            parts.append(torch.arccos(cosine.clamp(-1.0, 1.0)))
+    found: Floats = torch.cat(parts, 1).cpu().numpy()
+    return found
+
+
+def cut(tree: Ints, weights: Ints, most: int) -> list[Ints]:
+    """Return the largest subtrees that weigh at most `most`, as arrays of devices."""
+    count = len(weights)
+    total = np.concatenate([weights, np.zeros(len(tree), np.int64)])
+    for node, (left, right) in enumerate(tree, start=count):
+        total[node] = total[left] + total[right]
+    clusters = []
+    open_nodes = [len(total) - 1]
+    while open_nodes:
+        node = open_nodes.pop()
+        if total[node] > most:
+            open_nodes += tree[node - count].tolist()
+            continue
+        below, leaves = [node], []
+        while below:
+            one = below.pop()
+            if one < count:
+                leaves.append(one)
+            else:
+                below += tree[one - count].tolist()
+        clusters.append(np.array(sorted(leaves), np.int64))
+    return clusters
+
+
+def fill(samples: Ints, k: int, tree: Ints, rng: np.random.Generator) -> list[Distribution]:
+    """Return K distributions whose mean is each device's share of the samples.
+
+    All amounts are whole numbers: device i has k * samples[i] to give away, each distribution takes samples.sum(). A
+    device that has enough for whole distributions fills those alone. The heaviest clusters then begin one distribution
+    each; the devices of the others fill them up, and may be split over several.
+    """
+    total = int(samples.sum())
+    alone, rest = np.divmod(k * samples, total)
+    done = [(np.array([i]), np.array([total])) for i in np.repeat(np.arange(len(samples)), alone)]
+    clusters = cut(tree, rest, total)
+    clusters.sort(key=lambda cluster: -rest[cluster].sum())
+    begun = clusters[: k - len(done)]
+    waiting = [i for cluster in reversed(clusters[k - len(done) :]) for i in rng.permutation(cluster) if rest[i]]
+    left = rest.copy()
+    for cluster in begun:
+        members = [i for i in cluster if rest[i]]
+        amounts = [int(rest[i]) for i in members]
+        while (room := total - sum(amounts)) > 0:
+            part = min(room, int(left[waiting[0]]))
+            members.append(waiting[0])
+            amounts.append(part)
+            left[waiting[0]] -= part
+            if not left[waiting[0]]:
+                waiting.pop(0)
+        done.append((np.array(members), np.array(amounts)))
+    return done

@@ -1,0 +1,115 @@
+"""A picture of a partition: which device holds how much of which class."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcat.core.errors import SettingError
+from fedcat.data.federation import Federation
+
+FORMATS = (".png", ".svg", ".pdf")
+BUBBLES = 120
+"""More devices than this are drawn as a map of shades, sorted by their most frequent class."""
+LABELS = 62
+"""More classes than this have no names at the axis."""
+_INK = "#1f5f8b"
+
+
+def check_picture(path: Path) -> None:
+    """Raise a `SettingError` unless a picture can be written to a file of this name."""
+    if path.suffix.lower() not in FORMATS:
+        raise SettingError(f"the picture's name must end in {', '.join(FORMATS)}, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise SettingError(f"picture {str(path)!r} cannot be written: there is no folder {str(path.parent)!r}")
+
+
+def draw_partition(federation: Federation, path: str | Path, title: str = "") -> None:
+    """Draw a federation: above, the samples of each device; below, device by class.
+
+    Up to 120 devices are bubbles whose area is the number of samples; more are a map of shades.
+
+    Parameters
+    ----------
+    federation : Federation
+        What to draw.
+    path : path
+        A file that ends in .png, .svg or .pdf.
+    title : str
+        The heading; by default what the federation is.
+    """
+    target = Path(path)
+    check_picture(target)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts = federation.class_counts
+    many = federation.devices > BUBBLES
+    order = _by_main_class(counts) if many else np.arange(federation.devices)
+    height = float(np.clip(1.9 + 0.24 * federation.classes, 3.8, 12))
+    figure = Figure(figsize=(float(np.clip(2.2 + 0.1 * federation.devices, 7, 13)), height), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, max(2.2, 0.22 * federation.classes)))
+    figure.suptitle(title or str(federation), x=0.01, ha="left", fontsize=11, parse_math=False)
+    _sizes(above, federation.sizes[order])
+    if many:
+        _shades(figure, below, counts[order])
+    else:
+        _bubbles(below, counts)
+    _axes(below, federation, many)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            figure.savefig(target, dpi=150)
+    except OSError as error:
+        raise SettingError(f"picture {str(target)!r} cannot be written: {error.strerror}") from error
+
+
+def _sizes(axes: Any, sizes: np.ndarray) -> None:
+    axes.bar(np.arange(len(sizes)), sizes, width=0.8 if len(sizes) <= BUBBLES else 1.0, color="#9db8c9")
+    axes.set_ylabel("samples", fontsize=9)
+    axes.tick_params(labelsize=8, bottom=False)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _bubbles(axes: Any, counts: np.ndarray) -> None:
+    device, label = np.nonzero(counts)
+    found = counts[device, label]
+    largest = float(found.max())
+    axes.scatter(device, label, s=150 * found / largest, color=_INK, alpha=0.75, linewidths=0)
+    for share in (1.0, 0.25, 0.05):
+        amount = max(1, round(share * largest))
+        axes.scatter([], [], s=150 * amount / largest, color=_INK, alpha=0.75, linewidths=0, label=f"{amount:,}")
+    axes.legend(
+        title="samples", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, title_fontsize=8
+    )
+    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _shades(figure: Any, axes: Any, counts: np.ndarray) -> None:
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    image = axes.imshow(shares.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="share of the device's samples", pad=0.01)
+
+
+def _axes(axes: Any, federation: Federation, many: bool) -> None:
+    ordered = ", ordered by their most frequent class" if many else ""
+    axes.set_xlabel(f"device ({federation.devices:,} in all{ordered})", fontsize=9)
+    axes.set_ylabel("class", fontsize=9)
+    axes.set_xlim(-1, federation.devices)
+    axes.set_ylim(federation.classes - 0.4, -0.6)
+    if federation.classes <= LABELS:
+        names = federation.class_names or [str(label) for label in range(federation.classes)]
+        axes.set_yticks(range(federation.classes), names, parse_math=False)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _by_main_class(counts: np.ndarray) -> np.ndarray:
+    """Return the devices in the order of their most frequent class, and of its share."""
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))

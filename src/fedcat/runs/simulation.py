@@ -1,0 +1,314 @@
+"""The round: plan, train, absorb, evaluate; one simulation, or many side by side."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedcat.core.errors import SettingError
+from fedcat.data.pool import Pool
+from fedcat.engines.base import Engine, Job
+from fedcat.methods.base import Method, do_together
+from fedcat.protocol.hop import Door, Hop, Reply
+from fedcat.protocol.ledger import Ledger
+from fedcat.protocol.local_rule import Task
+
+T = TypeVar("T")
+Score = tuple[float, float]
+"""Accuracy and mean loss."""
+
+
+@dataclass
+class Record:
+    """One round in a run's history.
+
+    Attributes
+    ----------
+    round : int
+        How many rounds are complete.
+    accuracy, loss : float or None
+        Of the global model on the test data, where this round was evaluated.
+    up, down : int
+        Bytes since the start.
+    seconds : float
+        Time since the start; beside other simulations, this one's share: of training by steps taken, of what servers
+        compute together and of evaluation alike.
+    devices : list of int
+        Which device trained which copy, by copy (slot).
+    train_loss : float or None
+        The mean training loss over the round's hops that arrived.
+    lost : list
+        [device, status, reason] of the hops that did not arrive.
+    others : mapping
+        Accuracy and loss of further models that were asked for.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    up: int
+    down: int
+    seconds: float
+    devices: list[int]
+    train_loss: float | None
+    lost: list[list[Any]] = field(default_factory=list)
+    others: dict[str, list[float]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as plain values; what is empty or not finite is left out."""
+        plain = asdict(self)
+        plain["others"] = {name: [v if math.isfinite(v) else None for v in s] for name, s in self.others.items()}
+        return {k: v for k, v in plain.items() if k == "devices" or not _nothing(v)}
+
+
+def _nothing(value: Any) -> bool:
+    return value in (None, {}, []) or (isinstance(value, float) and not math.isfinite(value))
+
+
+class Simulation:
+    """One method on one federation, a step at a time.
+
+    Parameters
+    ----------
+    method : Method
+        The server side.
+    task : Task
+        The device side.
+    engine : Engine
+        Who trains.
+    test : Pool
+        The test data, on the engine's device.
+    rounds : int
+        How many rounds to run.
+    evaluate_every : int
+        Rounds between evaluations; the last round is always evaluated.
+    evaluate : sequence of str
+        Models to evaluate beside the global one: ``mean``, ``copies``.
+    bound : float, optional
+        The largest norm of a device's change that is let in.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        engine: Engine,
+        test: Pool,
+        rounds: int,
+        evaluate_every: int = 10,
+        evaluate: Sequence[str] = (),
+        bound: float | None = None,
+    ) -> None:
+        self.method, self.task, self.engine, self.test = method, task, engine, test
+        self.rounds, self.evaluate_every, self.evaluate = rounds, evaluate_every, tuple(evaluate)
+        self.ledger = Ledger()
+        self.history: list[Record] = []
+        self.seconds = 0.0
+        self.door = Door(task.layout.size, task.layout.dtype, bound)
+        self._closed = False
+        self._ended: dict[int, list[tuple[Hop, Reply]]] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are complete and recorded."""
+        return len(self.history) >= self.rounds
+
+    def plan(self, until: int | None = None) -> list[Job]:
+        """Return the hops of rounds before `until` that can start now.
+
+        Without `until` a round starts only when the one before is recorded, so that it can be evaluated between.
+        """
+        hops = self.method.plan(min(len(self.history) + 1 if until is None else until, self.rounds))
+        self.door.expect(hops)
+        for hop in hops:
+            self.ledger.sent(hop.round, hop.device, hop.bytes_down)
+        return [(self.task, hop) for hop in hops]
+
+    def absorb(self, replies: Sequence[Reply]) -> None:
+        """Let the method have the replies that the door admits."""
+        admitted = self.door.admit(replies)
+        for hop, reply in admitted:
+            self.ledger.received(hop.round, hop.device, reply.bytes_up)
+            self._ended.setdefault(hop.round, []).append((hop, reply))
+        self.method.absorb([reply for _, reply in admitted])
+        wrong = self.wrong_row()
+        if wrong is not None:
+            raise SettingError(wrong)
+
+    def wrong_row(self) -> str | None:
+        """Return what is wrong with the method's global row, if anything."""
+        row, layout = self.method.models()["global"], self.task.layout
+        if isinstance(row, torch.Tensor) and row.shape == (layout.size,) and row.dtype == layout.dtype:
+            return None
+        got = f"{row.dtype} of shape {tuple(row.shape)}" if hasattr(row, "shape") else type(row).__name__
+        name = type(self.method).__name__
+        return f"method {name} must keep a global row of {layout.dtype} of shape ({layout.size},), got {got}"
+
+    def due(self) -> dict[str, Tensor]:
+        """Return the rows that are to be evaluated before the next round is recorded; none where it is not time.
+
+        After the last round the method is closed first.
+        """
+        number = len(self.history) + 1
+        if number > min(self.method.round, self.rounds):
+            return {}
+        if number == self.rounds and not self._closed:
+            self.method.close()
+            self._closed = True
+        if number < self.rounds and number % self.evaluate_every:
+            return {}
+        return dict(self.method.models(*self.evaluate))
+
+    def record(self, scores: Mapping[str, Score] | None = None) -> list[Record]:
+        """Record the rounds that have become complete, and evaluate where it is due.
+
+        Parameters
+        ----------
+        scores : mapping, optional
+            Accuracy and loss of the rows that were `due` now, where somebody has evaluated them already.
+        """
+        fresh = []
+        while len(self.history) < min(self.method.round, self.rounds):
+            found = dict(self._scores(self.due()) if scores is None else scores)
+            scores = None
+            fresh.append(self._record(len(self.history) + 1, found))
+            self.history.append(fresh[-1])
+        return fresh
+
+    def _record(self, number: int, scores: dict[str, Score]) -> Record:
+        ended = sorted(self._ended.pop(number - 1, []), key=lambda pair: pair[0].copy)
+        losses = [reply.loss for _, reply in ended if reply.arrived]
+        accuracy, loss = scores.pop("global", (None, None))
+        return Record(
+            round=number,
+            accuracy=accuracy,
+            loss=loss,
+            up=self.ledger.up,
+            down=self.ledger.down,
+            seconds=round(self.seconds, 4),
+            devices=[hop.device for hop, _ in ended],
+            train_loss=sum(losses) / len(losses) if losses else None,
+            lost=[[hop.device, reply.status.value, reply.why] for hop, reply in ended if not reply.arrived],
+            others={name: list(score) for name, score in scores.items()},
+        )
+
+    def _scores(self, rows: Mapping[str, Tensor]) -> dict[str, Score]:
+        return evaluate_together([(self, rows)])[0]
+
+    def score(self) -> float:
+        """Return the global model's accuracy on the test data."""
+        return self._scores(self.method.models())["global"][0]
+
+    def step(self) -> list[Record]:
+        """Go through one plan, training and absorption; return the rounds that it completed."""
+        return step_together([self])[0]
+
+    def run(self) -> list[Record]:
+        """Step until all rounds are complete and return the history."""
+        while not self.done:
+            self.step()
+        return self.history
+
+    def device_accuracies(self) -> list[dict[str, Any]]:
+        """Return the global model's accuracy and loss on each device's own training data."""
+        row = self.method.models()["global"]
+        results = []
+        for device in range(self.task.federation.devices):
+            index = torch.from_numpy(self.task.federation.indices(device)).to(row.device)
+            ((accuracy, loss),) = self.engine.evaluate(self.task.layout, [row], self.task.pool, index)
+            results.append({"device": device, "samples": len(index), "accuracy": accuracy, "loss": loss})
+        return results
+
+
+def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
+    """Step several simulations at once; those that share an engine train in one call.
+
+    Returns
+    -------
+    list of list of Record
+        The rounds that each of the simulations completed.
+    """
+    waiting = [simulation for simulation in simulations if not simulation.done]
+    for engine in dict.fromkeys(simulation.engine for simulation in waiting):
+        group = [simulation for simulation in waiting if simulation.engine is engine]
+        planned = [_timed(simulation, simulation.plan) for simulation in group]
+        if not any(planned):
+            raise RuntimeError("no simulation has a hop to start: a method waits for replies that nobody owes")
+        begin = time.perf_counter()
+        replies = engine.train([job for jobs in planned for job in jobs])
+        elapsed = time.perf_counter() - begin
+        steps = max(1, sum(reply.steps for reply in replies))
+        for simulation, jobs in zip(group, planned, strict=True):
+            own, replies = replies[: len(jobs)], replies[len(jobs) :]
+            simulation.seconds += elapsed * sum(reply.steps for reply in own) / steps
+            _timed(simulation, partial(simulation.absorb, own))
+        works = {simulation: simulation.method.work() for simulation in group}
+        busy = [simulation for simulation, work in works.items() if work is not None]
+        begin = time.perf_counter()
+        do_together(works.values())
+        for simulation in busy:
+            simulation.seconds += (time.perf_counter() - begin) / len(busy)
+    due = [(simulation, _timed(simulation, simulation.due)) for simulation in simulations]
+    scores = evaluate_together(due)
+    return [simulation.record(found) for (simulation, _), found in zip(due, scores, strict=True)]
+
+
+def evaluate_together(due: Sequence[tuple[Simulation, Mapping[str, Tensor]]]) -> list[dict[str, Score]]:
+    """Return accuracy and loss of rows of several simulations; what can be evaluated in one pass is."""
+    scores: list[dict[str, Score]] = [{} for _ in due]
+    groups: dict[object, list[int]] = {}
+    for position, (simulation, rows) in enumerate(due):
+        if rows:
+            key = (simulation.engine, simulation.task.layout, simulation.test)
+            groups.setdefault(key, []).append(position)
+    for positions in groups.values():
+        first = due[positions[0]][0]
+        places = [(position, name) for position in positions for name in due[position][1]]
+        begin = time.perf_counter()
+        found = first.engine.evaluate(first.task.layout, [due[p][1][name] for p, name in places], first.test)
+        share = (time.perf_counter() - begin) / len(places)
+        for (position, name), score in zip(places, found, strict=True):
+            scores[position][name] = score
+            due[position][0].seconds += share
+    return scores
+
+
+def _timed(simulation: Simulation, call: Callable[[], T]) -> T:
+    """Call a function on a simulation's own time."""
+    begin = time.perf_counter()
+    try:
+        return call()
+    finally:
+        simulation.seconds += time.perf_counter() - begin
+
+
+def run_together(
+    simulations: Sequence[Simulation],
+    watch: Callable[[int, Record], None] | None = None,
+    between: Callable[[], None] | None = None,
+) -> None:
+    """Run several simulations side by side to their ends.
+
+    Parameters
+    ----------
+    simulations : sequence of Simulation
+        What to run.
+    watch : callable, optional
+        Called with a simulation's position and each of its rounds as they are completed.
+    between : callable, optional
+        Called between two steps; what it raises ends the run with whole rounds.
+    """
+    while not all(simulation.done for simulation in simulations):
+        for position, records in enumerate(step_together(simulations)):
+            for record in records:
+                if watch is not None:
+                    watch(position, record)
+        if between is not None:
+            between()

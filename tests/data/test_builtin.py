@@ -1,0 +1,224 @@
+import time
+
+import numpy as np
+import pytest
+import torch
+from small_data import (
+    cifar_files,
+    cifar_source,
+    femnist_source,
+    leaf_files,
+    mnist_files,
+    mnist_source,
+    write,
+    writers,
+)
+
+import fedcat
+from fedcat.core.errors import SettingError
+from fedcat.data.builtin import cifar10, cifar100, femnist, mnist
+from fedcat.data.files.catalogue import SOURCES
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Return a folder with small official-format files that stand for all four datasets."""
+    files = {"mnist": mnist_files(), "cifar10": cifar_files("cifar10"), "cifar100": cifar_files("cifar100")}
+    for name in files:
+        source = mnist_source(files[name]) if name == "mnist" else cifar_source(name, files[name])
+        monkeypatch.setitem(SOURCES, name, source)
+        write(
+            tmp_path / {"mnist": "mnist", "cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}[name],
+            files[name],
+        )
+    monkeypatch.setitem(SOURCES, "femnist", femnist_source(b""))
+    write(tmp_path / "femnist", leaf_files(writers(8)))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("load", "classes", "shape", "black", "white"),
+    [
+        (mnist, 10, (1, 28, 28), [(0 - 0.1307) / 0.3081], [(1 - 0.1307) / 0.3081]),
+        (cifar10, 10, (3, 32, 32), [-1.0] * 3, [1.0] * 3),
+        (
+            cifar100,
+            20,
+            (3, 32, 32),
+            [-0.4914 / 0.2023, -0.4822 / 0.1994, -0.4465 / 0.2010],
+            [(1 - 0.4914) / 0.2023, (1 - 0.4822) / 0.1994, (1 - 0.4465) / 0.2010],
+        ),
+    ],
+)
+def test_images_stay_bytes_and_are_normalised_by_the_papers_constants(small, load, classes, shape, black, white):
+    data = load(data_dir=small)
+    assert (data.classes, data.train.shape, data.test.shape) == (classes, shape, shape)
+    assert data.train.x.dtype == data.test.x.dtype == torch.uint8
+    for level, wanted in ((0, black), (255, white)):
+        stored = torch.full((1, *shape), level, dtype=torch.uint8)
+        found = data.train.normalise(stored, torch.float64)[0, :, 3, 4]
+        assert torch.allclose(found, torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_femnist_is_inked_positive(small):
+    data = femnist(data_dir=small, writers=3, keep=1)
+    levels = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    assert data.train.normalise(levels, torch.float64).flatten().tolist() == [1.0, -1.0]
+
+
+def test_the_fine_labels_are_an_option(small):
+    coarse, fine = cifar100(data_dir=small), cifar100(data_dir=small, labels="fine")
+    assert (coarse.classes, fine.classes) == (20, 100)
+    assert coarse.train.y.tolist() == [i % 20 for i in range(120)]
+    assert fine.train.y.tolist() == [i % 100 for i in range(120)]
+    assert torch.equal(coarse.train.x, fine.train.x)
+    assert (len(coarse.class_names), len(fine.class_names)) == (20, 100)
+
+
+def test_the_normalisation_is_an_option(small):
+    data = mnist(data_dir=small, mean=(0.5,), std=(0.25,))
+    assert float(data.train.normalise(torch.zeros(1, 1, 1, 1), torch.float32)) == -2.0
+    for given in ({"std": (0.0,)}, {"mean": ("a",)}, {"mean": ()}, {"mean": (float("nan"),)}, {"std": (True,)}):
+        with pytest.raises(SettingError, match=r"(mean|std) must be a list of numbers"):
+            mnist(data_dir="nowhere", **given)  # before anything is looked for
+    with pytest.raises(SettingError, match=r"mean must be one number for inputs of 1 channels, got \[1.0, 2.0\]"):
+        mnist(data_dir="nowhere", mean=(1.0, 2.0))
+    with pytest.raises(SettingError, match=r"std must be one number or 3 for inputs of 3 channels"):
+        cifar10(data_dir="nowhere", std=(1.0, 2.0))
+
+
+def test_writers_are_chosen_by_the_seed_and_are_the_devices(small):
+    every = femnist(data_dir=small, writers=0, keep=1)
+    assert every.owner_names == tuple(f"f{i:04}_00" for i in range(8))
+    five = femnist(data_dir=small, writers=5, keep=1, seed=1)
+    assert len(five.owner_names) == 5
+    assert five.owner_names == femnist(data_dir=small, writers=5, keep=1, seed=1).owner_names
+    others = {femnist(data_dir=small, writers=5, keep=1, seed=s).owner_names for s in range(6)}
+    assert len(others) > 1
+    fed = five.divide()
+    assert fed.devices == 5
+    assert fed.device_names == five.owner_names
+    for device, name in enumerate(five.owner_names):
+        place = every.owner_names.index(name)
+        assert torch.equal(fed.train.x[fed.indices(device)], every.train.x[every.owner == place])
+    assert len(five.test) == 5 * 3
+
+
+def test_writers_with_few_samples_are_left_out(small):
+    """Writer i has 12 + i training and 3 test samples, which count together."""
+    data = femnist(data_dir=small, writers=0, keep=18)
+    assert data.owner_names == tuple(f"f{i:04}_00" for i in range(3, 8))
+    with pytest.raises(
+        SettingError, match=r"femnist.writers must be at most 5, .* keep = 18 samples, or 0 for all of them, got 6"
+    ):
+        femnist(data_dir=small, writers=6, keep=18)
+    with pytest.raises(
+        SettingError, match=r"femnist.keep must be at most 22, the samples of the largest writer, got 100"
+    ):
+        femnist(data_dir=small)
+    with pytest.raises(SettingError, match=r"femnist.writers must be at most"):
+        femnist(data_dir=small, writers=-1, keep=1)
+
+
+def test_runs_take_the_dataset_with_its_options(small, tmp_path):
+    words = {"data_dir": small, "rounds": 2, "epochs": 1, "min_samples": 1}
+    options = {"writers": 4, "keep": 1}
+    result = fedcat.run(dataset="femnist", dataset_options=options, fraction=0.5, out=tmp_path / "run", **words)
+    assert (result.settings.devices, result.settings.k, result.settings.partition) == (4, 2, "natural")
+    assert result.settings.net == "lab-femnist"
+    text = (tmp_path / "run" / "settings.toml").read_text()
+    assert "[dataset_options]\nwriters = 4\nkeep = 1\nmean = [0.5]\nstd = [-0.5]\n" in text
+    again = fedcat.run(**fedcat.config.settings.read_toml(tmp_path / "run" / "settings.toml"))
+    assert again.federation.hash == result.federation.hash
+    assert again.accuracies == result.accuracies
+    free = fedcat.run(dataset="femnist", dataset_options=options, partition="dirichlet", devices=3, **words)
+    assert (free.settings.devices, free.settings.partition) == (3, "dirichlet")
+
+
+def test_what_has_no_effect_on_writers_is_refused(small):
+    words = {"dataset": "femnist", "data_dir": small, "dataset_options": {"writers": 4, "keep": 1}}
+    for given in ({"alpha": 0.1}, {"alpha": 0.1, "preset": "lab"}):
+        with pytest.raises(SettingError, match="alpha has no effect on 'femnist', whose devices are the owners"):
+            fedcat.run(**words, **given)
+    with pytest.raises(SettingError, match=r"devices must be 4, the owners of the samples of 'femnist'.* got 9"):
+        fedcat.run(**words, devices=9)
+    with pytest.raises(SettingError, match=r"min_samples must be at most 1., the samples of the smallest owner"):
+        fedcat.run(**words, min_samples=100)
+
+
+def test_seeds_of_a_comparison_choose_writers_of_their_own_unless_data_seed_is_given(small):
+    words = {"dataset": "femnist", "data_dir": small, "rounds": 1, "epochs": 1, "fraction": 0.5}
+    words["dataset_options"] = {"writers": 4, "keep": 1}
+    [line] = fedcat.compare(["fedavg"], seeds=4, **words)
+    assert len({result.federation.hash for result in line.results}) > 1
+    [line] = fedcat.compare(["fedavg"], seeds=4, data_seed=5, **words)
+    assert len({result.federation.hash for result in line.results}) == 1
+
+
+def test_load_dataset(small):
+    data = fedcat.load_dataset("cifar100", data_dir=small, labels="fine")
+    assert data.classes == 100
+    assert data.divide(6, "iid").sizes.tolist() == [20] * 6
+    with pytest.raises(SettingError, match="unknown option of cifar100 'label': did you mean 'labels'"):
+        fedcat.load_dataset("cifar100", data_dir=small, label="fine")
+
+
+# the official files
+
+MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+def counts(pool):
+    return np.bincount(pool.y.numpy()).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "train", "test"),
+    [
+        ("mnist", {}, MNIST_TRAIN, MNIST_TEST),
+        ("cifar10", {}, [5000] * 10, [1000] * 10),
+        ("cifar100", {}, [2500] * 20, [500] * 20),
+        ("cifar100", {"labels": "fine"}, [500] * 100, [100] * 100),
+    ],
+)
+def test_official_files_have_the_published_counts(real_data, name, options, train, test, monkeypatch, record_property):
+    folder = real_data(name)
+    data = fedcat.load_dataset(name, data_dir=folder, **options)
+    assert counts(data.train) == train
+    assert counts(data.test) == test
+    began = time.perf_counter()
+    again = fedcat.load_dataset(name, data_dir=folder, **options)
+    record_property("second_load_seconds", time.perf_counter() - began)
+    assert torch.equal(again.train.x, data.train.x)
+
+
+def test_official_femnist(real_data):
+    data = fedcat.load_dataset("femnist", data_dir=real_data("femnist"))
+    assert (len(data.owner_names), len(data.train), len(data.test)) == (180, 26_193, 3_003)
+    fed = data.divide()
+    assert fed.devices == 180
+    assert (np.array(fed.sizes) >= 80).all()
+    assert data.train.x.float().mean() > 200  # white paper
+    digits = float((data.train.y < 10).float().mean())
+    assert 0.70 < digits < 0.72
+
+
+def test_the_coarse_label_of_a_fine_class_is_the_published_one(real_data):
+    folder = real_data("cifar100")
+    coarse = fedcat.load_dataset("cifar100", data_dir=folder)
+    fine = fedcat.load_dataset("cifar100", data_dir=folder, labels="fine")
+    pairs = set(zip(fine.test.y.tolist(), coarse.test.y.tolist(), strict=True))
+    assert len(pairs) == 100
+    named = {(fine.class_names[f], coarse.class_names[c]) for f, c in pairs}
+    assert {
+        ("apple", "fruit and vegetables"),
+        ("aquarium_fish", "fish"),
+        ("beaver", "aquatic mammals"),
+        ("bee", "insects"),
+        ("bus", "vehicles 1"),
+        ("oak_tree", "trees"),
+        ("rocket", "vehicles 2"),
+        ("woman", "people"),
+        ("worm", "non-insect invertebrates"),
+    } <= named

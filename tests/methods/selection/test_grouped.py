@@ -1,0 +1,153 @@
+import numpy as np
+import pytest
+
+from fedcat.core.errors import SettingError
+from fedcat.methods.selection.base import (
+    SELECTORS,
+    CountTable,
+    FunctionSelector,
+    GroupedSelector,
+    checked,
+    from_part,
+    uniform,
+)
+
+hypothesis = pytest.importorskip("hypothesis")
+st = hypothesis.strategies
+
+
+@st.composite
+def grouped(draw):
+    devices = draw(st.integers(1, 40))
+    k = draw(st.integers(1, devices))
+    epsilon = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+    period = k * draw(st.integers(1, 3))
+    return GroupedSelector(draw(st.integers(0, 2**63 - 1)), devices, k, epsilon, period)
+
+
+@hypothesis.given(grouped(), st.integers(1, 30))
+@hypothesis.settings(max_examples=80, deadline=None)
+def test_every_group_gives_one_device_and_counts_add_up(selector, rounds):
+    totals = np.zeros(selector.k, int)
+    for r in range(rounds):
+        groups = selector.groups(r)
+        assert sorted(np.concatenate(groups).tolist()) == list(range(selector.devices))
+        sizes = [len(g) for g in groups]
+        assert max(sizes) - min(sizes) <= 1
+        chosen = selector.select(r)
+        assert all(device in group for device, group in zip(chosen, groups, strict=True))
+        totals[r % selector.k] += selector.k
+        table = selector.table.dense(selector.k)
+        assert table.sum(0).tolist() == totals.tolist()
+
+
+@hypothesis.given(grouped())
+@hypothesis.settings(max_examples=40, deadline=None)
+def test_groups_change_only_with_the_period(selector):
+    first = [g.tolist() for g in selector.groups(0)]
+    assert [g.tolist() for g in selector.groups(selector.period - 1)] == first
+    if selector.devices > 10:
+        assert [sorted(g.tolist()) for g in selector.groups(selector.period)] != [sorted(g) for g in first] or (
+            selector.k in (1, selector.devices)
+        )
+
+
+def test_the_largest_weight_goes_to_the_device_that_was_chosen_least():
+    selector = GroupedSelector(0, 12, 1, epsilon=1.0)
+    chosen = [int(selector.select(r)[0]) for r in range(24)]
+    assert sorted(chosen[:12]) == list(range(12))
+    assert sorted(chosen[12:]) == list(range(12))
+
+
+def test_ties_are_broken_at_random():
+    firsts = {int(GroupedSelector(seed, 12, 1, epsilon=1.0).select(0)[0]) for seed in range(200)}
+    assert firsts == set(range(12))
+
+
+def test_draws_follow_the_weights():
+    """Counts 0, 0, 3 and 8 give weights 1, 1, 1/2 and 1/3."""
+    picked = np.zeros(4)
+    for seed in range(4000):
+        selector = GroupedSelector(seed, 4, 1, epsilon=0.0)
+        selector.table.restore({"0": {"devices": [2, 3], "counts": [3, 8]}})
+        picked[selector.select(0)[0]] += 1
+    weights = np.array([1, 1, 1 / 2, 1 / 3])
+    expected = 4000 * weights / weights.sum()
+    assert np.abs(picked - expected).max() < 4 * np.sqrt(expected.max())
+
+
+def test_counts_are_kept_by_position_in_the_cycle():
+    selector = GroupedSelector(0, 6, 3, epsilon=1.0)
+    for r in range(3):
+        selector.select(r)
+    assert selector.table.dense(3).sum(0).tolist() == [3, 3, 3]
+    ids, counts = selector.table.column(1)
+    assert len(ids) == 3
+    assert counts.tolist() == [1, 1, 1]
+
+
+def test_a_restored_selector_goes_on_as_if_nothing_had_happened():
+    whole = GroupedSelector(4, 30, 5)
+    expected = [whole.select(r).tolist() for r in range(20)]
+    first = GroupedSelector(4, 30, 5)
+    for r in range(13):
+        first.select(r)
+    second = GroupedSelector(4, 30, 5)
+    second.restore(first.state())
+    assert [second.select(r).tolist() for r in range(13, 20)] == expected[13:]
+
+
+def test_the_sparse_table_counts_like_a_dense_one():
+    rng = np.random.default_rng(0)
+    table, dense = CountTable(20), np.zeros((20, 4), int)
+    for _ in range(100):
+        position, chosen = int(rng.integers(4)), rng.choice(20, 6, replace=False)
+        table.bump(position, chosen)
+        dense[chosen, position] += 1
+    assert np.array_equal(table.dense(4), dense)
+    assert table.nbytes() == 12 * np.count_nonzero(dense)
+
+
+def test_a_large_table_takes_little_room():
+    selector = GroupedSelector(0, 1_000_000, 1000)
+    for r in range(3):
+        selector.select(r)
+    assert selector.table.nbytes() == 3 * 1000 * 12
+
+
+def test_uniform_selection_draws_without_replacement_and_by_round():
+    selector = FunctionSelector(uniform, 0, np.ones(30, int), 10)
+    rounds = [selector.select(r) for r in range(50)]
+    assert all(len(set(r.tolist())) == 10 for r in rounds)
+    assert rounds[3].tolist() == selector.select(3).tolist()
+    assert len({tuple(r.tolist()) for r in rounds}) == 50
+
+
+def test_selection_by_samples_prefers_large_devices():
+    samples = np.array([1] * 9 + [91])
+    selector = from_part(SELECTORS.get("by-samples"), 0, samples, 1)
+    assert np.mean([selector.select(r)[0] == 9 for r in range(300)]) == pytest.approx(0.91, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([1, 2], "must name 3 devices"),
+        ([0.5, 1.0, 2.0], "an array of float64"),
+        ([0, 1, 10], r"in 0 \.\. 9, got 0 \.\. 10"),
+        ([-1, 1, 2], r"got -1 \.\. 2"),
+    ],
+)
+def test_a_users_bad_choice_is_refused(chosen, message):
+    with pytest.raises(SettingError, match=message):
+        checked(chosen, 10, 3)
+
+
+def test_a_selector_is_a_function_or_a_class():
+    class Mine:
+        def __init__(self, seed, samples, k):
+            self.k = k
+
+    assert from_part(Mine, 0, np.ones(4, int), 2).k == 2
+    with pytest.raises(SettingError, match="selector must be a function or a class, got 3"):
+        from_part(3, 0, np.ones(4, int), 2)

@@ -1,0 +1,332 @@
+"""The contracts hold for methods that want more of them than FedAvg and FedCat do."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
+from torch import nn
+from torch.nn import functional
+
+from fedcat.core.rng import Purpose, chance, torch_seed
+from fedcat.engines import StackedEngine, width
+from fedcat.methods import FedAvg, FedCat
+from fedcat.methods.average import weighted_mean
+from fedcat.methods.client_memory import DeviceMemory
+from fedcat.methods.rounds import RoundMethod
+from fedcat.models.nets import NETS
+from fedcat.protocol.hop import Reply, Status
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.runs.simulation import run_together
+
+FED = federation([3, 9, 5, 12, 7, 4, 8, 6], shape=(1, 8, 8))
+
+
+@dataclass(frozen=True)
+class DriftRule(LocalRule):
+    """Device memory: each device keeps the mean gradient of its last hop and leans against it next time."""
+
+    strength: float = 0.5
+
+    def gradient(self, g, p, start, sent, memory):
+        return g - self.strength * memory["lean"] + 0.01 * (p - start)
+
+    def after(self, p, lr, sent, memory):
+        return p - lr * 0.001 * sent["common"]
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        lean = (start - end) / (steps * lr) * (1 - momentum)
+        return {"change": lean - memory["lean"]}, {"lean": lean}
+
+
+class Drift(RoundMethod):
+    """Keeps a row of memory for each device that took part and a common one, from what devices upload."""
+
+    rule = DriftRule()
+
+    def __init__(self, context):
+        super().__init__(context)
+        zero = context.start.new_zeros(context.layout.parameter_size)
+        self.memory = DeviceMemory({"lean": zero})
+        self.common = zero
+
+    def hop(self, round, slot, device, visit):
+        return replace(super().hop(round, slot, device, visit), sent={"common": self.common})
+
+    def reduce(self, hops, replies):
+        ends = torch.stack([reply.end for reply in replies])
+        self.row = weighted_mean(ends, [1.0] * len(ends))
+        self.common = self.common + torch.stack([r.uploads["change"] for r in replies]).mean(0) / 8
+
+    def state(self):
+        return {**super().state(), "common": self.common}
+
+    def restore(self, state):
+        super().restore(state)
+        self.common = state["common"]
+
+
+@dataclass(frozen=True)
+class HintRule(LocalRule):
+    """A loss of its own, with something sent beside the row and randomness of its own."""
+
+    weight: float = 0.1
+
+    def draw(self, rng, task, hop, steps):
+        return {"noise": torch.from_numpy(rng.normal(size=(steps, 6, 64))).to(task.layout.dtype)}
+
+    def loss(self, net, batch, beside):
+        plain = super().loss(net, batch, beside)
+        made = torch.tanh(beside.drawn["noise"] @ beside.sent["hint"])
+        return plain + self.weight * functional.cross_entropy(net.head(made), beside.sent["labels"])
+
+    def report(self, task, hop):
+        return {"counts": torch.from_numpy(task.federation.class_counts[hop.device])}
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        return {"shift": (end - start).mean(1, keepdim=True)}, {}
+
+
+class Hint(RoundMethod):
+    """Sends a matrix beside the row and trains it on the server on what the devices' models make of it."""
+
+    rule = HintRule()
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.hint = torch.eye(64).to(context.start)
+        self.labels = torch.arange(6, device=context.start.device)
+        self.counts = []
+
+    def hop(self, round, slot, device, visit):
+        plain = super().hop(round, slot, device, visit)
+        return replace(plain, sent={"hint": self.hint, "labels": self.labels})
+
+    def reduce(self, hops, replies):
+        layout = self.context.layout
+        ends = torch.stack([reply.end for reply in replies])
+        generator = torch.Generator().manual_seed(
+            torch_seed(chance(self.context.seed, Purpose.SERVER, hops[0].round)),
+        )
+        noise = torch.randn(6, 64, generator=generator, dtype=torch.float64).to(ends)
+        hint = self.hint.clone().requires_grad_()
+        losses = []
+        for end in ends:
+            net = layout.bind(layout.unpack(end), {})
+            losses.append(functional.cross_entropy(net.head(torch.tanh(noise @ hint)), self.labels))
+        (slope,) = torch.autograd.grad(torch.stack(losses).sum(), hint)
+        self.hint = (hint - 0.1 * slope).detach()
+        self.row = weighted_mean(ends, [reply.samples for reply in replies])
+        self.counts += [reply.uploads["counts"].tolist() for reply in replies]
+
+
+@dataclass(frozen=True)
+class ContrastRule(LocalRule):
+    """A loss that looks at where the device started and at what it was after its last hop."""
+
+    def loss(self, net, batch, beside):
+        now = net.features(batch.x)
+        common = net.at(beside.start).features(batch.x)
+        last = net.at(beside.memory["last"]).features(batch.x)
+        pull = functional.cosine_similarity(now, common) - functional.cosine_similarity(now, last)
+        return super().loss(net, batch, beside) - 0.5 * batch.mean(pull)
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        return {}, {"last": end}
+
+
+class Contrast(FedAvg):
+    rule = ContrastRule()
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.memory = DeviceMemory({"last": context.start[: context.layout.parameter_size]})
+
+
+class Twice(FedAvg):
+    """Draws the same device twice in a round."""
+
+    def select(self, round):
+        first, second, _ = super().select(round)
+        return [first, second, first]
+
+
+def run_both(method, device, dtype=torch.float64, net=None, **more):
+    rows = []
+    for engine in ("sequential", "stacked"):
+        layout = layout_of(net() if net else small_net(), dtype, device)
+        sim = simulate(method, FED, layout, engine, rounds=4, momentum=0.5, **more)
+        sim.run()
+        rows.append((sim, sim.method.row))
+    return rows
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_device_memory_enters_with_the_hop_and_leaves_in_the_reply(device):
+    (sequential, a), (stacked, b) = run_both(Drift, device)
+    assert apart(b, a) < 1e-12
+    took_part = {d for record in sequential.history for d in record.devices}
+    assert len(sequential.method.memory) == len(took_part) < 9
+    assert apart(stacked.method.common, sequential.method.common) < 1e-10
+    plain = simulate(FedAvg, FED, sequential.task.layout, rounds=4, momentum=0.5)
+    plain.run()
+    assert apart(plain.method.row, a) > 1e-6
+    size, row = sequential.task.layout.parameter_size * 8, sequential.task.layout.size * 8
+    assert sequential.ledger.down == sequential.ledger.up == 4 * 3 * (row + size)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_something_travels_beside_the_row_and_the_server_trains(device):
+    def net():
+        torch.manual_seed(0)
+        return NETS.get("digits-cnn")((1, 8, 8), 10)
+
+    (sequential, a), (stacked, b) = run_both(Hint, device, net=net)
+    assert apart(b, a) < 1e-12
+    assert apart(stacked.method.hint, sequential.method.hint) < 1e-12
+    assert apart(sequential.method.hint, torch.eye(64).to(a)) > 1e-6
+    row = sequential.task.layout.size * 8
+    assert sequential.ledger.down == 4 * 3 * (row + 64 * 64 * 8 + 6 * 8)
+    assert sequential.ledger.up == 4 * 3 * (row + 8 + 10 * 8)
+    assert sequential.method.counts[-1] == FED.class_counts[sequential.history[-1].devices[-1]].tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loss_sees_the_start_and_the_devices_memory(device):
+    def net():
+        torch.manual_seed(0)
+        return NETS.get("digits-cnn")((1, 8, 8), 10)
+
+    (sequential, a), (_, b) = run_both(Contrast, device, net=net)
+    assert apart(b, a) < 1e-12
+    layout = layout_of(net(), torch.float64, device)
+    plain = simulate(FedAvg, FED, layout, rounds=4, momentum=0.5)
+    plain.run()
+    assert apart(plain.method.row, a) > 1e-6
+    assert len(sequential.method.memory) == len({d for record in sequential.history for d in record.devices})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_device_twice_in_a_round(device):
+    (sequential, a), (_, b) = run_both(Twice, device)
+    assert apart(b, a) < 1e-12
+    jobs = simulate(Twice, FED, sequential.task.layout).plan()
+    assert [hop.visit for _, hop in jobs] == [0, 0, 1]
+    assert jobs[0][1].device == jobs[2][1].device
+    ends = [reply.end for reply in sequential.engine.train(jobs)]
+    assert not torch.equal(ends[0], ends[2])
+    entries = [e for e in sequential.ledger if e.round == 0]
+    assert sorted(e.down // (sequential.task.layout.size * 8) for e in entries) == [1, 2]
+
+
+def one_by_one(sim, order: random.Random):
+    """Run a simulation whose replies come back one at a time, in a random order, some of them twice."""
+    waiting = []
+    while not sim.done:
+        waiting += sim.engine.train(sim.plan(sim.rounds))
+        reply = waiting.pop(order.randrange(len(waiting)))
+        sim.absorb([reply, Reply(reply.hop, status=Status.LATE)])
+        sim.record()
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedCat, Drift, Twice])
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_replies_one_by_one_and_out_of_order_give_the_same_bits(method, engine, dtype):
+    layout = layout_of(small_net(), dtype)
+    whole = simulate(method, FED, layout, engine, rounds=7, exact=True, momentum=0.5)
+    whole.run()
+    for shuffle in range(3):
+        single = simulate(method, FED, layout, engine, rounds=7, exact=True, momentum=0.5)
+        one_by_one(single, random.Random(shuffle))
+        assert torch.equal(single.method.row, whole.method.row)
+        assert [r.devices for r in single.history] == [r.devices for r in whole.history]
+        assert (single.ledger.up, single.ledger.down) == (whole.ledger.up, whole.ledger.down)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedCat, Drift, Contrast])
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_a_restore_in_the_middle_of_a_round_changes_no_bit(method, engine):
+    layout = layout_of(NETS.get("digits-cnn")((1, 8, 8), 10), torch.float32)
+    words = {"rounds": 6, "exact": True, "momentum": 0.5, "options": {}}
+    whole = simulate(method, FED, layout, engine, **words)
+    whole.run()
+    broken = simulate(method, FED, layout, engine, **words)
+    for _ in range(4):
+        broken.step()
+    jobs = broken.plan()
+    kept = broken.engine.train(jobs)[1:]
+    broken.method.absorb(kept[::-1])
+    resumed = simulate(method, FED, layout, engine, **words)
+    resumed.method.restore(broken.method.state())
+    again = resumed.method.plan(6)
+    assert jobs[0][1].id in {hop.id for hop in again}
+    assert not {reply.hop for reply in kept} & {hop.id for hop in again}
+    while again:
+        resumed.method.absorb(resumed.engine.train([(resumed.task, hop) for hop in again]))
+        again = resumed.method.plan(6)
+    assert torch.equal(resumed.method.row, whole.method.row)
+
+
+@dataclass(frozen=True)
+class SummingRule(LocalRule):
+    """Row algebra that adds up whole rows."""
+
+    def gradient(self, g, p, start, sent, memory):
+        return g / (1 + torch.linalg.vector_norm(g, dim=1, keepdim=True))
+
+    def after(self, p, lr, sent, memory):
+        return p - lr * 1e-4 * p.sum(1, keepdim=True)
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        return {"product": (start * end).sum(1, keepdim=True)}, {}
+
+
+class Summing(FedAvg):
+    rule = SummingRule()
+
+    def reduce(self, hops, replies):
+        super().reduce(hops, replies)
+        self.row = self.row * (1 + 1e-3 * torch.tanh(replies[0].uploads["product"]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_rules_row_algebra_gives_the_same_bits_whatever_is_beside(fixed, device, monkeypatch):
+    if fixed:
+        monkeypatch.setattr(width, "_matters", lambda *given: True)
+    layout = layout_of(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 10)), torch.float32, device
+    )
+
+    def result(*companions):
+        engine = StackedEngine(exact=True)
+        pairs = [(Summing, 1), *companions]
+        sims = [simulate(m, FED, layout, engine, k=k, rounds=4, clip=0.5) for m, k in pairs]
+        run_together(sims)
+        return sims[0].method.row
+
+    alone = result()
+    assert torch.equal(alone, result((FedAvg, 1)))
+    assert torch.equal(alone, result((FedAvg, 5), (Summing, 2), (Drift, 3)))
+    single = simulate(Summing, FED, layout, "sequential", k=1, rounds=4, clip=0.5)
+    single.run()
+    assert apart(alone, single.method.row) < 1e-5
+
+
+def test_methods_with_different_rules_share_a_launch():
+    layout = layout_of(small_net())
+    alone = [simulate(m, FED, layout, "sequential", rounds=4, momentum=b) for m, b in MIXED]
+    for sim in alone:
+        sim.run()
+    engine = simulate(FedAvg, FED, layout, "stacked").engine
+    together = [simulate(m, FED, layout, engine, rounds=4, momentum=b) for m, b in MIXED]
+    run_together(together)
+    for one, other in zip(alone, together, strict=True):
+        assert apart(other.method.row, one.method.row) < 1e-12
+
+
+MIXED = [(FedAvg, 0.0), (Drift, 0.5), (FedCat, 0.9), (Twice, 0.3), (Drift, 0.0)]

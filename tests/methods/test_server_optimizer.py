@@ -1,0 +1,286 @@
+import pytest
+import torch
+from helpers import apart, federation, layout_of, simulate, small_net
+from torch import nn
+
+import fedcat
+from fedcat.cli.settings import settings_of
+from fedcat.core.errors import SettingError
+from fedcat.methods import METHODS, FedAvg, FedCat
+from fedcat.methods.average import weighted_mean
+from fedcat.methods.cyclic import Cyclic
+from fedcat.methods.fedcluster import FedCluster
+from fedcat.methods.fedopt import FedAdam, FedAvgM
+from fedcat.methods.scaffold import Scaffold
+from fedcat.methods.server_optimizer import SERVER_STEPS, Adam, Mean, Momentum, ServerStep
+from fedcat.runs.build import Workshop
+from fedcat.runs.comparison import Comparison
+
+FED = federation([3, 9, 5, 12, 7, 4])
+SHORT = {"dataset": "digits", "rounds": 3, "epochs": 1, "evaluate_every": 1}
+
+
+def stream(step, count=5, size=4):
+    """Return the rows of a step whose means lie in random directions, and the changes that it was given."""
+    torch.manual_seed(0)
+    rows, changes = [torch.randn(size).double()], []
+    for _ in range(count):
+        changes.append(torch.randn(size).double())
+        rows.append(step.step(rows[-1], rows[-1] + changes[-1]))
+    return rows, changes
+
+
+def test_the_mean_itself_bit_for_bit_and_a_share_of_the_way():
+    row, mean = torch.randn(7), torch.randn(7)
+    assert torch.equal(Mean().step(row, mean), mean)
+    assert torch.allclose(Mean(0.5).step(row, mean), (row + mean) / 2)
+
+
+def test_momentum_is_sgd_with_momentum_on_the_negative_change():
+    rows, changes = stream(Momentum(lr=0.3, momentum=0.8))
+    leaf = rows[0].clone().requires_grad_()
+    theirs = torch.optim.SGD([leaf], lr=0.3, momentum=0.8)
+    for row, change in zip(rows[1:], changes, strict=True):
+        leaf.grad = -change
+        theirs.step()
+        assert torch.allclose(row, leaf.detach(), atol=1e-14)
+
+
+def test_adam_by_hand():
+    rows, changes = stream(Adam(lr=0.1, momentum=0.9, beta2=0.99, tau=1e-3))
+    for i in range(4):
+        m, v = 0.0, 1e-6
+        for row, after, change in zip(rows, rows[1:], changes, strict=False):
+            d = float(change[i])
+            m, v = 0.9 * m + 0.1 * d, 0.99 * v + 0.01 * d * d
+            assert float(after[i]) == pytest.approx(float(row[i]) + 0.1 * m / (v**0.5 + 1e-3), rel=1e-12)
+
+
+@pytest.mark.parametrize(("method", "step"), [(FedAvgM, Momentum), (FedAdam, Adam)])
+def test_the_named_methods_are_fedavg_with_that_step(method, step):
+    layout = layout_of(small_net())
+    named, built = simulate(method, FED, layout, rounds=4), simulate(FedAvg, FED, layout, rounds=4, server=step())
+    plain = simulate(FedAvg, FED, layout, rounds=4)
+    for sim in (named, built, plain):
+        sim.run()
+    assert torch.equal(named.method.row, built.method.row)
+    assert apart(named.method.row, plain.method.row) > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name, _ in METHODS if name != "cyclic"])
+@pytest.mark.parametrize("step", [lambda: Mean(0.5), Momentum, Adam])
+def test_every_averaging_method_takes_every_step(name, step):
+    """The first step of a method with a server's step is that step from the start to the method's own mean."""
+    torch.manual_seed(0)
+    layout = layout_of(fedcat.NETS.get("digits-cnn")((1, 8, 8), 10))
+    options = {"fedcluster": {"clusters": 1}}.get(name, {})
+
+    def made(server):
+        return simulate(METHODS.get(name), FED, layout, options=options, rounds=6, server=server)
+
+    plain, stepped = made(Mean()), made(step())
+    start = plain.method.row
+    while torch.equal(plain.method.row, start):
+        plain.step()
+        stepped.step()
+    assert torch.allclose(stepped.method.row, step().step(start, plain.method.row), atol=1e-13)
+    plain.run()
+    stepped.run()
+    assert apart(stepped.method.row, plain.method.row) > 1e-6
+
+
+def test_every_stage_of_a_round_takes_the_step():
+    layout = layout_of(small_net())
+    sim = simulate(FedCluster, FED, layout, k=4, rounds=1, options={"clusters": 2}, server=Mean(0.5))
+    for _ in range(2):
+        before = sim.method.row
+        jobs = sim.plan()
+        replies = sim.engine.train(jobs)
+        sim.absorb(replies)
+        mean = weighted_mean(torch.stack([r.end for r in replies]), [r.samples for r in replies])
+        assert torch.allclose(sim.method.row, (before + mean) / 2, atol=1e-14)
+
+
+def test_buffers_are_averaged_whatever_the_step():
+    """Running variances must not be moved by momentum or divided by roots."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 10))
+    layout = layout_of(net)
+    size = layout.parameter_size
+    sims = [simulate(FedAvg, FED, layout, rounds=1, server=server) for server in (Mean(), Adam(lr=0.5))]
+    for sim in sims:
+        sim.run()
+    a, b = (sim.method.row for sim in sims)
+    assert torch.equal(a[size:], b[size:])
+    assert not torch.allclose(a[:size], b[:size])
+
+
+def test_a_round_in_which_nobody_came_back_moves_nothing():
+    sim = simulate(FedAvgM, FED, layout_of(small_net()), rounds=4, bound=None)
+    sim.step()
+    before = sim.method.row
+    jobs = sim.plan()
+    sim.absorb([fedcat.Reply.lost(hop, fedcat.Status.FAILED, "gone") for _, hop in jobs])
+    assert torch.equal(sim.method.row, before)
+
+
+def test_scaffolds_global_step_size_is_the_servers():
+    layout = layout_of(small_net())
+    sims = [simulate(Scaffold, FED, layout, rounds=1, server=server) for server in (Mean(), Mean(0.25))]
+    start = sims[0].method.row
+    for sim in sims:
+        sim.run()
+    whole, quarter = (sim.method.row - start for sim in sims)
+    assert torch.allclose(quarter, whole / 4, atol=1e-14)
+    assert torch.equal(sims[0].method.control, sims[1].method.control)
+
+
+def test_settings_choose_the_step_and_leave_its_defaults_to_it(tmp_path):
+    """What was not given is not written, so that a run's file can be taken up with another method or step."""
+    fedcat.run(method="fedavgm", out=tmp_path / "m", **SHORT)
+    text = (tmp_path / "m" / "settings.toml").read_text()
+    assert 'server = ""' in text
+    assert "server_" not in text
+    found = Workshop().prepare({**SHORT, "method": "fedcat", "server": "adam", "server_tau": 0.01})
+    assert (found.settings.server, found.settings.server_tau, found.settings.server_lr) == ("adam", 0.01, None)
+    step = found.simulation.method.server
+    assert (step.lr, step.momentum, step.beta2, step.tau) == (0.01, 0.9, 0.99, 0.01)
+    step = Workshop().prepare({**SHORT, "method": "fedavgm", "server_momentum": 0.5}).simulation.method.server
+    assert (type(step), step.lr, step.momentum) == (Momentum, 1.0, 0.5)
+
+
+def wrapped(context):
+    return FedAvgM(context)
+
+
+def test_a_comparison_says_which_methods_do_not_take_a_setting():
+    ready = Comparison(["fedavg", "fedavgm", "cyclic"], 1, server="adam", server_lr=0.1, **SHORT)
+    for name in ("fedavgm", "cyclic"):
+        assert f"server, server_lr do not go to {name}, see `fedcat methods`" in ready.notes
+    assert len(ready.notes) == 2
+
+
+def test_what_a_file_says_of_no_step_is_nothing():
+    """A run's settings.toml holds an empty name, which concerns nobody."""
+    assert Comparison(["fedavg", "fedavgm", "cyclic"], 1, server="", **SHORT).notes == []
+    assert Comparison(["cyclic"], 1, server="", **SHORT).notes == []
+    assert Comparison(["fedavgm"], 1, server="momentum", **SHORT).notes == []
+
+
+def test_a_file_leaves_its_server_settings_behind_for_another_method_or_step(tmp_path):
+    fedcat.run(method="fedavg", server="momentum", server_lr=0.5, out=tmp_path / "a", **SHORT)
+    file = tmp_path / "a" / "settings.toml"
+    same, notes = settings_of(file, {}, [])
+    assert (same["server"], same["server_lr"], notes) == ("momentum", 0.5, [])
+    other, notes = settings_of(file, {"method": "cyclic"}, [])
+    assert "server" not in other
+    assert "server_lr" not in other
+    assert notes == [f"left behind in {file}: server, server_lr"]
+    other, notes = settings_of(file, {"server": "adam"}, [])
+    assert other["server"] == "adam"
+    assert "server_lr" not in other
+
+
+def test_a_method_that_a_function_makes_has_its_own_step():
+    assert type(Workshop().prepare({**SHORT, "method": wrapped}).simulation.method.server) is Momentum
+
+
+def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
+    def steps(methods, sweep=None, **given):
+        ready = Comparison(methods, 1, sweep, **SHORT, **given)
+        return {
+            label: (type(p.simulation.method.server).__name__, getattr(p.simulation.method.server, "momentum", None))
+            for label, p in zip(ready.labels, ready.prepared, strict=True)
+        }
+
+    assert steps(["fedavg", "fedavgm"], server_momentum=0.5) == {"fedavg": ("Mean", None), "fedavgm": ("Momentum", 0.5)}
+    assert steps(["fedavg", "fedavgm"], {"server_momentum": [0.5, 0.8]}) == {
+        "fedavg": ("Mean", None),
+        "fedavgm server_momentum=0.5": ("Momentum", 0.5),
+        "fedavgm server_momentum=0.8": ("Momentum", 0.8),
+    }
+    assert steps(["fedavg", "fedavgm", "cyclic"], {"server": ["mean", "momentum"]}) == {
+        "fedavg server=mean": ("Mean", None),
+        "fedavg server=momentum": ("Momentum", 0.9),
+        "fedavgm": ("Momentum", 0.9),
+        "cyclic": ("Mean", None),
+    }
+    assert len(steps(["fedavg"], {"server": ["momentum", "adam"], "server_tau": [0.001, 0.01]})) == 3
+    assert steps(["fedavg", "fedavgm"], server="adam", server_momentum=0.5) == {
+        "fedavg": ("Adam", 0.5),
+        "fedavgm": ("Momentum", 0.9),
+    }
+    assert steps(["fedavgm"], server="momentum") == {"fedavgm": ("Momentum", 0.9)}
+    assert steps([wrapped], server_momentum=0.5) == {"wrapped": ("Momentum", 0.5)}
+    with pytest.raises(SettingError, match="server_tau has no effect on any of the methods fedavg, cyclic"):
+        steps(["fedavg", "cyclic"], server_tau=0.1)
+
+
+class Halfway(ServerStep):
+    def __init__(self, lr: float = 0.5):
+        self.lr = lr
+
+    def step(self, row, mean):
+        return row + self.lr * (mean - row)
+
+
+class Needy(Halfway):
+    def __init__(self, lr):
+        self.lr = lr
+
+
+class Mute(Halfway):
+    def step(self, row, mean):
+        return None
+
+
+class Short(Halfway):
+    def step(self, row, mean):
+        return mean[:1]
+
+
+def test_a_users_own_step():
+    own = fedcat.run(method="fedavg", server=Halfway, server_lr=0.25, **SHORT)
+    assert own.settings.server == "test_server_optimizer:Halfway"
+    same = fedcat.run(method="fedavg", server="mean", server_lr=0.25, **SHORT)
+    assert own.history[-1].loss == same.history[-1].loss
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "fedavg", "server": "adamm"}, "unknown server 'adamm': did you mean 'adam'"),
+        ({"method": "fedavg", "server_tau": 0.1}, "server_tau has no effect on the server's step 'mean'"),
+        ({"method": "fedavgm", "server": "adam"}, "server must be 'momentum' or left out for the method FedAvgM"),
+        ({"method": "cyclic", "server": "adam"}, "server cannot be set: the method Cyclic"),
+        ({"method": "cyclic", "server_lr": 0.5}, "server_lr cannot be set: the method Cyclic"),
+        ({"method": "fedavg", "server_lr": 0.0}, "server_lr must be > 0 and finite, got 0"),
+        ({"method": "fedavgm", "server_momentum": 1.0}, "server_momentum must be at least 0 and below 1, got 1"),
+        ({"method": "fedadam", "server_tau": float("nan")}, "server_tau must be > 0 and finite, got nan"),
+        ({"method": "fedavg", "server": 3}, "server must be a name, a ServerStep class or what makes one, got 3"),
+        ({"method": "fedavg", "server": lambda: 3}, "must make a ServerStep, got int"),
+        (
+            {"method": "fedavg", "server": ServerStep},
+            "server 'fedcat.methods.server_optimizer:ServerStep' must define step",
+        ),
+        (
+            {"method": "fedavg", "server": Needy},
+            "server 'test_server_optimizer:Needy' must be a ServerStep class whose",
+        ),
+        (
+            {"method": "fedavg", "server": Short},
+            r"server Short must return .* of shape \(13706,\), got torch.float32 of shape",
+        ),
+        ({"method": "fedavg", "server": Mute}, r"server Mute must return parameters of .* got None"),
+        ({"method": "fedavg", "average": 1.0}, "average must be at least 0 and below 1, got 1"),
+    ],
+)
+def test_what_cannot_be_is_named(given, message):
+    with pytest.raises(SettingError, match=message):
+        fedcat.run(**{**SHORT, **given})
+
+
+def test_the_registry_lists_the_steps():
+    assert [name for name, _ in SERVER_STEPS] == ["adam", "mean", "momentum"]
+    assert Cyclic.server_step is None
+    assert FedCat.server_step == "mean"

@@ -1,0 +1,167 @@
+import functools
+import json
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedcat
+from fedcat.core.errors import SettingError
+from fedcat.runs.comparison import _file_names, _word
+
+SHORT = {"dataset": "digits", "devices": 20, "rounds": 3, "epochs": 1, "evaluate_every": 1}
+
+
+def test_a_run_in_a_comparison_is_the_run_alone():
+    lines = fedcat.compare(["fedavg", "fedcat"], seeds=2, exact=True, **SHORT)
+    assert [line.label for line in lines] == ["fedavg", "fedcat"]
+    for line in lines:
+        for seed, result in enumerate(line.results):
+            alone = fedcat.run(method=line.label, seed=seed, exact=True, **SHORT)
+            assert [r.accuracy for r in alone.history] == [r.accuracy for r in result.history]
+            assert torch.equal(alone.model().head.weight, result.model().head.weight)
+
+
+def test_figures_are_means_and_deviations_over_seeds():
+    (line,) = fedcat.compare(["fedavg"], seeds=[3, 8, 5], **SHORT)
+    assert [r.settings.seed for r in line.results] == [3, 8, 5]
+    best = [max(r.accuracies) for r in line.results]
+    assert line.mean("best") == (statistics.fmean(best), statistics.stdev(best))
+    assert fedcat.compare(["fedavg"], seeds=1, **SHORT)[0].mean("best")[1] == 0.0
+
+
+def test_sweeps_go_through_all_combinations_that_a_method_knows():
+    made = fedcat.Comparison(["fedavg", "fedcat"], seeds=1, sweep={"alpha": [0.3, 1.0], "epsilon": [0.0, 1.0]}, **SHORT)
+    assert made.labels == [
+        "fedavg alpha=0.3",
+        "fedavg alpha=1.0",
+        "fedcat alpha=0.3 epsilon=0.0",
+        "fedcat alpha=0.3 epsilon=1.0",
+        "fedcat alpha=1.0 epsilon=0.0",
+        "fedcat alpha=1.0 epsilon=1.0",
+    ]
+    assert made.prepared[3].settings.options["fedcat"]["epsilon"] == 1.0
+    assert made.prepared[3].simulation.method.selector.epsilon == 1.0
+    assert made.prepared[0].settings.alpha == 0.3
+
+
+def test_ablations_are_settings_of_fedcat():
+    made = fedcat.Comparison(["fedcat", "fedcat-gc", "fedcat-dc"], seeds=1, **SHORT)
+    lengths = [p.simulation.method.length for p in made.prepared]
+    kinds = [type(p.simulation.method.selector).__name__ for p in made.prepared]
+    assert lengths == [2, 1, 2]
+    assert kinds == ["GroupedSelector", "GroupedSelector", "FunctionSelector"]
+
+
+def test_a_users_method_can_be_compared_and_swept(tmp_path):
+    class Shrunk(fedcat.FedAvg):
+        def __init__(self, context, *, factor: float = 1.0):
+            super().__init__(context)
+            self.factor = factor
+
+        def reduce(self, hops, replies):
+            super().reduce(hops, replies)
+            self.row = self.row * self.factor
+
+    lines = fedcat.compare(
+        ["fedavg", Shrunk], seeds=1, exact=True, sweep={"factor": [1.0, 0.0]}, out=tmp_path / "c", **SHORT
+    )
+    assert [line.label for line in lines] == ["fedavg", "Shrunk factor=1.0", "Shrunk factor=0.0"]
+    assert lines[0].results[0].accuracies == lines[1].results[0].accuracies
+    assert torch.count_nonzero(lines[2].results[0].model().head.weight) == 0
+    names = {p.name for p in (tmp_path / "c").iterdir()}
+    assert names == {"comparison.json", "fedavg-seed0", "Shrunk-factor=1.0-seed0", "Shrunk-factor=0.0-seed0"}
+    stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert [line["label"] for line in stored] == [line.label for line in lines]
+    assert stored[0]["best"]["mean"] == lines[0].mean("best")[0]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    nets = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(2)]
+    lines = fedcat.compare(["fedavg"], seeds=1, sweep={"net": nets}, out=tmp_path / "c", **SHORT)
+    assert [line.label for line in lines] == ["fedavg net=Sequential", "fedavg net=Sequential #2"]
+    assert len(list((tmp_path / "c").iterdir())) == 3
+    assert lines[0].results[0].accuracies != lines[1].results[0].accuracies
+
+
+def test_rules_that_are_no_dataclasses_are_told_apart():
+    class Pull(fedcat.LocalRule):
+        def __init__(self, mu):
+            object.__setattr__(self, "mu", mu)
+
+        def gradient(self, g, p, start, sent, memory):
+            return g + self.mu * (p - start)
+
+    class Pulled(fedcat.FedAvg):
+        def __init__(self, context, mu=0.0):
+            super().__init__(context)
+            self.rule = Pull(mu)
+
+    lines = fedcat.compare([Pulled], seeds=1, sweep={"mu": [0.0, 2.0]}, **{**SHORT, "epochs": 5})
+    first, second = (line.results[0].model().head.weight for line in lines)
+    assert not torch.equal(first, second)
+
+
+def test_long_labels_have_folders_of_their_own(tmp_path):
+    class Worded(fedcat.FedAvg):
+        def __init__(self, context, words=""):
+            super().__init__(context)
+
+    sweep = {"words": ["x" * 300 + "a", "x" * 300 + "b"]}
+    fedcat.compare([Worded], seeds=1, sweep=sweep, out=tmp_path / "c", **SHORT)
+    assert len([p for p in (tmp_path / "c").iterdir() if p.is_dir()]) == 2
+
+
+def test_methods_may_be_one_text():
+    assert fedcat.Comparison("fedavg, fedcat", seeds=1, **SHORT).labels == ["fedavg", "fedcat"]
+
+
+def test_seeds_and_swept_values_may_be_arrays():
+    made = fedcat.Comparison(["fedavg"], seeds=np.arange(2), sweep={"alpha": np.array([0.5, 1.0])}, **SHORT)
+    assert made.seeds == [0, 1]
+    assert [p.settings.alpha for p in made.prepared] == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_a_partial_method_has_its_functions_name():
+    lines = fedcat.compare([functools.partial(fedcat.FedCat, epsilon=1.0)], seeds=1, **SHORT)
+    assert lines[0].label == "FedCat"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"methods": []}, "methods must name at least one method"),
+        ({"methods": ["fedavg", "fedcatt"]}, "unknown method 'fedcatt': did you mean 'fedcat'"),
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"sweep": {"alhpa": [1]}}, "unknown sweep 'alhpa': did you mean 'alpha'"),
+        ({"sweep": {"alpha": [0.5, -1]}}, "alpha must be > 0, got -1"),
+        ({"sweep": {"seed": [1]}}, "unknown sweep 'seed'"),
+        ({"seed": "first"}, "seed must be a whole number, got 'first'"),
+        ({"seeds": []}, "seeds must name at least one seed and each once"),
+        ({"seeds": [1, 1]}, "seeds must name at least one seed and each once"),
+        ({"sweep": {"fraction": [0.1, 0.5]}, "per_round": 3}, "per_round must not be set where fraction is swept"),
+        ({"sweep": {"lr": 0.1}}, "sweep of lr must be a list of values, got 0.1"),
+        ({"sweep": {"threads": [1, 2]}}, "unknown sweep 'threads'"),
+        ({"sweep": {"alpha": []}}, "sweep of alpha must name at least one value"),
+    ],
+)
+def test_bad_comparisons_are_refused_before_anything_is_written(given, message, tmp_path):
+    with pytest.raises(SettingError, match=message):
+        fedcat.compare(**{"methods": ["fedavg", "fedcat"], "out": tmp_path / "c", **SHORT, **given})
+    assert not (tmp_path / "c").exists()
+
+
+def test_tables_that_are_none_are_said():
+    for name in ("options", "dataset_options"):
+        with pytest.raises(SettingError, match=f"{name} must be a table of options, got 'x'"):
+            fedcat.compare(["fedavg"], **{name: "x"})
+    with pytest.raises(SettingError, match="fedcat must be a table of options, got 5"):
+        fedcat.compare(["fedcat"], options={"fedcat": 5}, sweep={"epsilon": [0.1]})
+
+
+def test_labels_that_look_alike_in_a_file_name_are_told_apart():
+    assert _file_names(["a b", "a/b", "ä", "ö"]) == ["1-a-b", "2-a-b", "ä", "ö"]
+    assert _word(None) == "None"
+    assert _word([0.5]) == "[0.5]"

@@ -1,0 +1,184 @@
+import io
+import json
+import math
+import signal
+import threading
+
+import pytest
+import torch
+from helpers import federation, layout_of, simulate, small_net
+from rich.console import Console
+
+from fedcat.cli.progress import Watcher
+from fedcat.core.interrupt import Brake
+from fedcat.methods import FedAvg, FedCat
+from fedcat.methods.base import Method
+from fedcat.runs.simulation import Record, run_together
+
+FED = federation([3, 9, 5, 12, 7, 4])
+LAYOUT = layout_of(small_net())
+
+
+def test_a_simulation_can_be_stepped():
+    sim = simulate(FedCat, FED, LAYOUT, rounds=5, evaluate_every=2)
+    rounds = []
+    while not sim.done:
+        rounds += [record.round for record in sim.step()]
+    assert rounds == [1, 2, 3, 4, 5]
+    assert [r.round for r in sim.history if r.accuracy is not None] == [2, 4, 5]
+    whole = simulate(FedCat, FED, LAYOUT, rounds=5, evaluate_every=2)
+    whole.run()
+    assert torch.equal(whole.method.row, sim.method.row)
+    assert [r.accuracy for r in whole.history] == [r.accuracy for r in sim.history]
+
+
+def test_side_by_side_is_as_one_by_one():
+    words = [(FedAvg, 0), (FedCat, 0), (FedCat, 1)]
+    alone = [simulate(m, FED, LAYOUT, seed=s, rounds=4) for m, s in words]
+    for sim in alone:
+        sim.run()
+    engine = alone[0].engine
+    together = [simulate(m, FED, LAYOUT, engine, seed=s, rounds=4) for m, s in words]
+    seen = []
+    run_together(together, lambda position, record: seen.append((position, record.round)))
+    assert all(torch.equal(a.method.row, b.method.row) for a, b in zip(alone, together, strict=True))
+    assert sorted(seen) == [(p, r) for p in range(3) for r in range(1, 5)]
+
+
+def test_simulations_of_different_length_and_engine_end_each_in_their_time():
+    sims = [
+        simulate(FedAvg, FED, LAYOUT, "sequential", rounds=2),
+        simulate(FedCat, FED, LAYOUT, "stacked", rounds=5),
+    ]
+    run_together(sims)
+    assert [len(sim.history) for sim in sims] == [2, 5]
+
+
+def test_the_history_says_who_trained_which_copy_and_what_it_cost():
+    sim = simulate(FedCat, FED, LAYOUT, rounds=3, k=2)
+    planned = []
+    original = sim.method.plan
+
+    def spy(until):
+        hops = original(until)
+        planned.extend((hop.round, hop.copy, hop.device) for hop in hops)
+        return hops
+
+    sim.method.plan = spy
+    sim.run()
+    for record in sim.history:
+        expected = [d for r, c, d in sorted(planned) if r == record.round - 1]
+        assert record.devices == expected
+        assert record.up == record.down == record.round * 2 * LAYOUT.size * 8
+    assert sim.history[-1].seconds >= sim.history[0].seconds > 0
+
+
+def test_further_models_are_evaluated_on_request():
+    sim = simulate(FedCat, FED, LAYOUT, rounds=4, k=3, evaluate_every=1, evaluate=("mean", "copies"))
+    sim.run()
+    assert set(sim.history[0].others) == {"mean", "copy 0", "copy 1", "copy 2"}
+    assert sim.history[2].others["mean"] == [sim.history[2].accuracy, sim.history[2].loss]
+    assert sim.history[0].others["mean"] != [sim.history[0].accuracy, sim.history[0].loss]
+    plain = simulate(FedAvg, FED, LAYOUT, rounds=1, evaluate=("mean", "copies"))
+    plain.run()
+    assert plain.history[0].others == {}
+
+
+def test_a_record_is_plain_json():
+    sim = simulate(FedCat, FED, LAYOUT, rounds=2)
+    sim.run()
+    first, last = (json.loads(json.dumps(r.as_dict())) for r in sim.history)
+    assert "accuracy" not in first
+    assert last["accuracy"] == sim.history[1].accuracy
+    assert first["devices"] == sim.history[0].devices
+
+
+def test_a_loss_that_is_not_finite_is_left_out_of_the_history():
+    sim = simulate(FedAvg, FED, LAYOUT, rounds=2, lr=1e307, evaluate_every=1)
+    sim.run()
+    assert not all(math.isfinite(r.loss) for r in sim.history)
+    for record in sim.history:
+        json.dumps(record.as_dict(), allow_nan=False)
+
+
+def test_numbers_that_blow_up_are_refused_and_the_model_stays_finite():
+    sim = simulate(FedAvg, FED, LAYOUT, rounds=3, lr=1e200, weight_decay=1e200)
+    before = sim.method.row
+    sim.run()
+    assert torch.equal(sim.method.row, before)
+    assert all(len(record.lost) == 3 for record in sim.history)
+    assert "not finite" in sim.history[0].lost[0][2]
+    assert sim.ledger.up == sim.ledger.down
+
+
+def test_a_bound_keeps_large_changes_out():
+    free = simulate(FedAvg, FED, LAYOUT, rounds=2)
+    free.run()
+    bound = simulate(FedAvg, FED, LAYOUT, rounds=2, bound=1e-6)
+    before = bound.method.row
+    bound.run()
+    assert torch.equal(bound.method.row, before)
+    assert not free.history[0].lost
+    assert "above the bound" in bound.history[0].lost[0][2]
+
+
+def test_accuracy_on_each_devices_own_data():
+    sim = simulate(FedAvg, FED, LAYOUT, rounds=1)
+    sim.run()
+    found = sim.device_accuracies()
+    assert [f["samples"] for f in found] == FED.sizes.tolist()
+    net = small_net().double()
+    LAYOUT.write(sim.method.row, net)
+    x, y = FED.train.x[FED.indices(3)].double(), FED.train.y[FED.indices(3)]
+    assert found[3]["accuracy"] == pytest.approx((net(x).argmax(1) == y).double().mean().item())
+
+
+def test_a_method_that_waits_for_nobody_is_an_error():
+    class Stuck(FedAvg):
+        def plan(self, until):
+            return []
+
+    with pytest.raises(RuntimeError, match="waits for replies that nobody owes"):
+        simulate(Stuck, FED, LAYOUT).run()
+
+
+def test_a_method_without_a_plan_is_not_a_method():
+    with pytest.raises(TypeError, match="abstract"):
+        Method(None)
+
+
+def test_a_first_interrupt_waits_for_the_end_of_the_step_and_a_second_does_not():
+    with Brake() as brake:
+        brake.check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            brake.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_other_handlers_and_threads_are_left_alone(monkeypatch):
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *words: seen.append(words))
+    try:
+        with Brake() as brake:
+            signal.raise_signal(signal.SIGINT)
+            brake.check()
+        assert len(seen) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    thread = threading.Thread(target=lambda: Brake().__enter__())
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_bar_waits_for_the_run_that_is_furthest_behind():
+    out = io.StringIO()
+    watcher = Watcher(Console(file=out, width=200), ["fast", "slow", "short"], [2, 2, 1])
+    with watcher:
+        for position, round in ((0, 1), (2, 1), (0, 2), (1, 1), (1, 2)):
+            watcher(position, Record(round, 0.5, 1.0, 0, 0, 0.0, [], None))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/2", "2/2"]
