@@ -1,8 +1,8 @@
-"""What clustered sampling costs a round, once every device has taken part.
+"""What clustered sampling costs a round, once every client has taken part.
 
-    python benchmarks/clustered.py [--devices 100 1000] [--fraction 0.1] [--parameters 62006] [--similarity cosine]
+    python benchmarks/clustered.py [--clients 100 1000] [--fraction 0.1] [--parameters 62006] [--similarity cosine]
 
-Prints, for each number of devices, the time to compare the changes of a round's devices with all others, the time
+Prints, for each number of clients, the time to compare the changes of a round's clients with all others, the time
 to cluster and to draw, and the process's peak memory.
 """
 
@@ -21,25 +21,25 @@ from fedcat.methods.selection.clustered import SIMILARITIES, ClusteredSelector
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--fraction", type=float, default=0.1)
     parser.add_argument("--parameters", type=int, default=62_006)
     parser.add_argument("--similarity", choices=SIMILARITIES, default="cosine")
     words = parser.parse_args()
     print(f"{words.parameters:,} parameters, {words.similarity}, {torch.get_num_threads()} threads")
-    for devices in words.devices:
-        k = max(1, round(words.fraction * devices))
+    for clients in words.clients:
+        k = max(1, round(words.fraction * clients))
         rng = np.random.default_rng(0)
-        selector = ClusteredSelector(0, rng.integers(50, 1000, size=devices), k, words.similarity)
-        for begin in range(0, devices, k):
+        selector = ClusteredSelector(0, rng.integers(50, 1000, size=clients), k, words.similarity)
+        for begin in range(0, clients, k):
             times = [time.perf_counter()]
-            selector.learn({d: torch.randn(words.parameters) for d in range(begin, min(begin + k, devices))})
+            selector.learn({d: torch.randn(words.parameters) for d in range(begin, min(begin + k, clients))})
             times.append(time.perf_counter())
         selector.select(0)
         times.append(time.perf_counter())
         learn, select = np.diff(times)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        print(f"N = {devices:6,}, K = {k:5,}: compare {learn:.2f} s, cluster {select:.2f} s, peak {peak:.1f} GB")
+        print(f"N = {clients:6,}, K = {k:5,}: compare {learn:.2f} s, cluster {select:.2f} s, peak {peak:.1f} GB")
 
 
 if __name__ == "__main__":

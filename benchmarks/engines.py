@@ -3,7 +3,7 @@
     python benchmarks/engines.py [--device cpu] [--nets digits-cnn lab-cifar] [--batch-sizes 10 50] [--per-round 10]
         [--samples 100] [--json FILE]
 
-FedAvg rounds on random images: every device holds --samples samples, one local epoch. Both engines do the same work,
+FedAvg rounds on random images: every client holds --samples samples, one local epoch. Both engines do the same work,
 with as many processes as `fedcat run` takes; they take turns, and the best of several rounds counts. The last columns
 are how many times faster stacked is, and what computes it.
 """
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 import fedcat
-from fedcat.core.precision import find_device
+from fedcat.core.device import find_device
 from fedcat.models.traits import traits
-from fedcat.runs.build import Workshop
+from fedcat.runs.build import Builder
 
 SHAPES = {
     "digits-cnn": (1, 8, 8),
@@ -34,14 +34,14 @@ SHAPES = {
 }
 
 
-def federation(shape: tuple[int, ...], devices: int, samples: int) -> fedcat.Federation:
-    """Make devices that hold random images."""
+def federation(shape: tuple[int, ...], clients: int, samples: int) -> fedcat.Federation:
+    """Make clients that hold random images."""
     rng = np.random.default_rng(0)
-    total = devices * samples
+    total = clients * samples
     images = rng.integers(256, size=(total, *shape), dtype=np.uint8)
     train = fedcat.Pool(images, rng.integers(10, size=total))
     test = fedcat.Pool(images[:10], rng.integers(10, size=10))
-    return fedcat.Federation(train, test, np.arange(total) % devices, classes=10)
+    return fedcat.Federation(train, test, np.arange(total) % clients, classes=10)
 
 
 def seconds_a_round(simulation: fedcat.Simulation) -> float:
@@ -61,10 +61,10 @@ def seconds_a_round(simulation: fedcat.Simulation) -> float:
 def measure(net: str, batch_size: int, words: argparse.Namespace) -> dict[str, object]:
     """Return the figures of one net and batch size."""
     data = federation(SHAPES[net], words.per_round, words.samples)
-    shop = Workshop()
+    builder = Builder()
     given = {"dataset": data, "net": net, "batch_size": batch_size, "epochs": 1, "fraction": 1.0, "rounds": 10**6}
     given |= {"method": "fedavg", "device": words.device, "exact": words.exact, "evaluate_every": 10**6, "lr": 1e-4}
-    pair = {e: shop.prepare({**given, "engine": e}).simulation for e in ("sequential", "stacked")}
+    pair = {e: builder.build({**given, "engine": e}).simulation for e in ("sequential", "stacked")}
     if pair["stacked"].engine.name != "stacked":
         raise SystemExit(f"{net} cannot be stacked here: there is nothing to compare")
     best = {e: float("inf") for e in pair}
@@ -103,7 +103,7 @@ def main() -> None:
     words = parser.parse_args()
     device = find_device(words.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    print(f"{device} ({name}), torch {torch.__version__}, K = {words.per_round}, {words.samples} samples a device")
+    print(f"{device} ({name}), torch {torch.__version__}, K = {words.per_round}, {words.samples} samples a client")
     print(f"{'net':14} {'batch':>5} {'MFLOP a batch':>13} {'sequential':>12} {'stacked':>12} {'faster':>7}")
     rows = []
     for net in words.nets:

@@ -1,11 +1,11 @@
-"""How the cost of a round grows with K, N, the samples a device holds, and the runs side by side.
+"""How the cost of a round grows with K, N, the samples a client holds, and the runs side by side.
 
     python benchmarks/scaling.py [--device auto] [--precision fp32] [--net lab-cifar] [--json FILE] [--plot FILE]
 
-FedAvg rounds on random images, one local epoch, every device with the same number of samples. One size is varied at a
+FedAvg rounds on random images, one local epoch, every client with the same number of samples. One size is varied at a
 time. A point is the best of several whole rounds (selection, training, aggregation) and the memory at its peak: of
-the GPU, or of the process on a CPU. N is varied on the digits' net with two samples a device, so that a million
-devices fit anywhere.
+the GPU, or of the process on a CPU. N is varied on the digits' net with two samples a client, so that a million
+clients fit anywhere.
 """
 
 from __future__ import annotations
@@ -25,59 +25,59 @@ import torch
 import fedcat
 from fedcat.bench.measure import clock
 from fedcat.bench.workload import IMAGES
-from fedcat.core.precision import find_device
-from fedcat.runs.build import Workshop
+from fedcat.core.device import find_device
+from fedcat.runs.build import Builder
 from fedcat.runs.simulation import step_together
 
-BASE = {"per_round": 10, "devices": 100, "samples": 500, "runs": 1}
+BASE = {"per_round": 10, "clients": 100, "samples": 500, "runs": 1}
 SWEEPS: dict[str, list[int]] = {
     "per_round": [10, 30, 100, 300, 1000],
-    "devices": [100, 1_000, 10_000, 100_000, 1_000_000],
+    "clients": [100, 1_000, 10_000, 100_000, 1_000_000],
     "samples": [10, 50, 250, 1000, 5000],
     "runs": [1, 2, 4, 8, 18, 36, 72],
 }
 LABELS = {
-    "per_round": "devices in a round, K",
-    "devices": "devices, N (digits)",
-    "samples": "samples a device",
+    "per_round": "clients in a round, K",
+    "clients": "clients, N (digits)",
+    "samples": "samples a client",
     "runs": "runs side by side",
 }
 
 
 def sizes(sweep: str, value: int) -> dict[str, int]:
-    """Return the sizes of one point; what is varied with K is so small that 1,000 devices can be held."""
+    """Return the sizes of one point; what is varied with K is so small that 1,000 clients can be held."""
     found = {**BASE, sweep: value}
     if sweep == "per_round":
-        found |= {"devices": 1000, "samples": 50}
-    if sweep == "devices":
+        found |= {"clients": 1000, "samples": 50}
+    if sweep == "clients":
         found |= {"samples": 2}
     if sweep == "samples":
-        found |= {"devices": 10}
+        found |= {"clients": 10}
     return found
 
 
-def federation(net: str, devices: int, samples: int) -> fedcat.Federation:
-    """Return devices that hold random images, as many each."""
+def federation(net: str, clients: int, samples: int) -> fedcat.Federation:
+    """Return clients that hold random images, as many each."""
     rng = np.random.default_rng(0)
-    total = devices * samples
+    total = clients * samples
     x = rng.integers(256, size=(total, *IMAGES[net].shape), dtype=np.uint8)
     y = rng.integers(10, size=total)
-    return fedcat.Federation(fedcat.Pool(x, y), fedcat.Pool(x[:10], y[:10]), np.arange(total) % devices, classes=10)
+    return fedcat.Federation(fedcat.Pool(x, y), fedcat.Pool(x[:10], y[:10]), np.arange(total) % clients, classes=10)
 
 
 def point(sweep: str, value: int, words: argparse.Namespace) -> dict[str, Any]:
     """Measure one point in this process."""
-    net = "digits-cnn" if sweep == "devices" else words.net
+    net = "digits-cnn" if sweep == "clients" else words.net
     device, size = find_device(words.device), sizes(sweep, value)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
-    data = federation(net, size["devices"], size["samples"])
-    shop = Workshop()
+    data = federation(net, size["clients"], size["samples"])
+    builder = Builder()
     given = {"dataset": data, "net": net, "method": "fedavg", "per_round": size["per_round"], "epochs": 1}
     given |= {"batch_size": IMAGES[net].batch_size, "lr": 1e-3, "rounds": 10**9, "evaluate_every": 10**9}
     given |= {"device": words.device, "precision": words.precision}
-    runs = [shop.prepare({**given, "seed": seed}).simulation for seed in range(size["runs"])]
+    runs = [builder.build({**given, "seed": seed}).simulation for seed in range(size["runs"])]
     ready = time.perf_counter() - begin
     first = clock(lambda: step_together(runs), device)
     times = [clock(lambda: step_together(runs), device) for _ in range(words.turns)]

@@ -1,8 +1,8 @@
-"""What grouping- and count-based selection costs when there are many devices.
+"""What grouping- and count-based selection costs when there are many clients.
 
-    python benchmarks/selection.py [--devices 1000000] [--per-round 1000] [--rounds 50]
+    python benchmarks/selection.py [--clients 1000000] [--per-round 1000] [--rounds 50]
 
-Prints the time of a round, of a round that divides the devices into groups anew, and the memory of the count table
+Prints the time of a round, of a round that divides the clients into groups anew, and the memory of the count table
 beside what a dense N x K table of 32-bit counts would take.
 """
 
@@ -15,7 +15,8 @@ import tracemalloc
 
 import numpy as np
 
-from fedcat.methods.selection.base import FunctionSelector, GroupedSelector, uniform
+from fedcat.methods.selection import FunctionSelector, uniform
+from fedcat.methods.selection.grouped import GroupedSelector
 
 
 def milliseconds(selector: object, rounds: range) -> list[float]:
@@ -31,12 +32,12 @@ def milliseconds(selector: object, rounds: range) -> list[float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=1_000_000)
+    parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--per-round", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=50)
     words = parser.parse_args()
-    n, k = words.devices, words.per_round
-    print(f"N = {n:,} devices, K = {k:,} a round, {words.rounds} rounds")
+    n, k = words.clients, words.per_round
+    print(f"N = {n:,} clients, K = {k:,} a round, {words.rounds} rounds")
     for epsilon in (0.0, 0.5, 1.0):
         selector = GroupedSelector(0, n, k, epsilon)
         first = milliseconds(selector, range(1))[0]

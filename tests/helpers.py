@@ -12,17 +12,17 @@ from fedcat import engines
 from fedcat.data.federation import Federation
 from fedcat.data.pool import Pool
 from fedcat.methods.base import Context
-from fedcat.methods.server_optimizer import ServerChoice, ServerStep
+from fedcat.methods.server_optimizer import ServerOptimizer, ServerOptimizerChoice
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS
-from fedcat.protocol.local_rule import Task
+from fedcat.protocol.task import Task
 from fedcat.runs.simulation import Simulation
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def federation(sizes: list[int], shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, seed: int = 0) -> Federation:
-    """Make devices that hold random samples, as many as `sizes` says."""
+    """Make clients that hold random samples, as many as `sizes` says."""
     rng = np.random.default_rng(seed)
     total = sum(sizes)
     x = rng.normal(size=(total, *shape)).astype(np.float64)
@@ -45,7 +45,7 @@ def digits_net(seed: int = 0) -> nn.Module:
 
 
 def layout_of(net: nn.Module, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Layout:
-    """Make a layout of a net on a device."""
+    """Make a layout of a net on a client."""
     return Layout(net.to(device=device, dtype=dtype))
 
 
@@ -68,7 +68,7 @@ def simulate(
     evaluate: tuple[str, ...] = (),
     bound: float | None = None,
     options: dict[str, Any] | None = None,
-    server: ServerStep | None = None,
+    server_optimizer: ServerOptimizer | None = None,
     average: float | None = None,
     **local: Any,
 ) -> Simulation:
@@ -83,7 +83,7 @@ def simulate(
         epochs,
         lambda r: lr,
         selector,
-        server=ServerChoice() if server is None else ServerChoice(part=lambda: server),
+        server_optimizer=ServerOptimizerChoice(factory=None if server_optimizer is None else lambda: server_optimizer),
         average=average,
         blank=torch.zeros_like(fed.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
         classes=fed.classes,

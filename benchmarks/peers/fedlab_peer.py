@@ -60,7 +60,7 @@ class InMemory(FedDataset):
 
 
 class Trainer(SGDSerialClientTrainer):
-    """FedLab's trainer with momentum, and with a fresh optimiser for each client."""
+    """FedLab's trainer with momentum, and with a fresh optimizer for each client."""
 
     def train(self, model_parameters: Tensor, train_loader: Iterable) -> list[Tensor]:
         """Train one client."""

@@ -30,7 +30,7 @@ def main() -> None:
     given = {"dataset": federation(work), "net": work.net, "batch_size": work.batch, "epochs": work.epochs}
     given |= {"fraction": 1.0, "rounds": 10**6, "method": "fedavg", "device": "cpu", "evaluate_every": 10**6}
     given |= {"lr": LR, "momentum": MOMENTUM, "seed": 0, "engine": "auto", "threads": 2, **SETTINGS[words.setting]}
-    simulation = Workshop().prepare(given).simulation
+    simulation = Workshop().build(given).simulation
 
     def row() -> object:
         return simulation.method.models()["global"].clone()

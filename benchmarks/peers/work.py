@@ -43,7 +43,7 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """How many steps of an optimiser one round takes."""
+        """How many steps of an optimizer one round takes."""
         return self.clients * self.epochs * math.ceil(self.samples / self.batch)
 
 
@@ -104,15 +104,15 @@ def slices(x: Tensor, y: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(net: nn.Module, batches: Callable[[], Iterator[tuple[Tensor, Tensor]]], epochs: int) -> None:
-    """Train a net as one client does, with an optimiser of its own."""
-    optimiser = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
+    """Train a net as one client does, with an optimizer of its own."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
     loss = nn.CrossEntropyLoss()
     net.train()
     for _ in range(epochs):
         for x, y in batches():
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss(net(x), y).backward()
-            optimiser.step()
+            optimizer.step()
 
 
 class Plain:
@@ -153,14 +153,14 @@ class Plain:
 
 
 class StepCount:
-    """Counts the clients' optimiser steps, in this process and in those that it forks."""
+    """Counts the clients' optimizer steps, in this process and in those that it forks."""
 
     def __init__(self) -> None:
         self.value = multiprocessing.get_context("fork").Value("q", 0)
         self.handle = register_optimizer_step_post_hook(self._note)
 
-    def _note(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
-        if optimiser.defaults.get("momentum") == MOMENTUM:
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if optimizer.defaults.get("momentum") == MOMENTUM:
             with self.value.get_lock():
                 self.value.value += 1
 

@@ -1,27 +1,29 @@
-"""Federated learning on skewed data: FedCat and its rivals."""
+"""Federated learning on skewed data: FedCat and its baselines."""
 
 from fedcat.api import compare, load_model, run
 from fedcat.config.settings import Settings
 from fedcat.core.errors import DataError, SettingError
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.dataset import DATASETS, Dataset, load_dataset
 from fedcat.data.federation import Federation
 from fedcat.data.partitions import PARTITIONS, partition
-from fedcat.data.pool import Normalise, Pool
+from fedcat.data.pool import Normalize, Pool
 from fedcat.methods import METHODS, FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context, Method, ServerWork
-from fedcat.methods.client_memory import DeviceMemory
+from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.rounds import RoundMethod
-from fedcat.methods.selection.base import SELECTORS
-from fedcat.methods.server_optimizer import SERVER_STEPS, ServerStep
+from fedcat.methods.selection import SELECTORS
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS
-from fedcat.protocol.hop import Hop, Reply, Status
-from fedcat.protocol.local_rule import Batch, Beside, LocalRule, Task
-from fedcat.runs.comparison import Comparison, Line
-from fedcat.runs.runner import Result
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
+from fedcat.protocol.reply import Reply, Status
+from fedcat.protocol.task import Task
+from fedcat.runs.comparison import Comparison, VariantResult
 from fedcat.runs.simulation import Record, Simulation, run_together
+from fedcat.runs.summary import Result
 from fedcat.version import __version__
 
 __all__ = [
@@ -30,42 +32,42 @@ __all__ = [
     "NETS",
     "PARTITIONS",
     "SELECTORS",
-    "SERVER_STEPS",
+    "SERVER_OPTIMIZERS",
     "Batch",
-    "Beside",
+    "ClientMemory",
     "Comparison",
     "Context",
     "DataError",
     "Dataset",
-    "DeviceMemory",
     "FedAvg",
     "FedCat",
     "Federation",
     "Hop",
     "Layout",
-    "Line",
     "LocalRule",
+    "LossInputs",
     "Method",
-    "Normalise",
+    "Normalize",
     "Pool",
     "Purpose",
     "Record",
     "Reply",
     "Result",
     "RoundMethod",
-    "ServerStep",
+    "ServerOptimizer",
     "ServerWork",
     "SettingError",
     "Settings",
     "Simulation",
     "Status",
     "Task",
+    "VariantResult",
     "__version__",
-    "chance",
     "compare",
     "load_dataset",
     "load_model",
     "partition",
+    "random_stream",
     "run",
     "run_together",
     "weighted_mean",

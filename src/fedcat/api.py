@@ -10,34 +10,44 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcat.core.errors import SettingError, unknown
+from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.nets import NETS, net_builder
-from fedcat.runs.build import Workshop
-from fedcat.runs.comparison import Comparison, Line
+from fedcat.runs.build import Builder
+from fedcat.runs.comparison import Comparison, VariantResult
 from fedcat.runs.folder import SETTINGS, model_path, models_in, read_model, read_summary
-from fedcat.runs.runner import Result, Watch, execute
+from fedcat.runs.runner import OnRound, execute
+from fedcat.runs.summary import Result
 
 
-def run(*, out: str | Path | None = None, watch: Watch | None = None, **given: Any) -> Result:
+def run(
+    *,
+    settings: str | Path | None = None,
+    out: str | Path | None = None,
+    on_round: OnRound | None = None,
+    **given: Any,
+) -> Result:
     """Run one method on one federation.
 
     Parameters
     ----------
+    settings : path, optional
+        A settings file, which lies below what is given.
     out : path, optional
-        A folder to write the run to; it must not hold anything. Without it nothing is written.
-    watch : callable, optional
-        Called with 0 and each round's `Record` as it is completed.
+        A directory to write the run to; it must be empty or not exist. Without it nothing is written.
+    on_round : callable, optional
+        Called with 0 and each round's `Record` when the round is complete.
     **given
-        Settings, see `Settings`. `method` may be a `Method` class, `dataset` a `Dataset` or a `Federation`, `net` a
-        ``torch.nn.Module`` or what makes one, `selector` a function and `server` a `ServerStep` class.
+        Settings, see `Settings`. `method` may be a `Method` class, `dataset` a `Dataset`, a `Federation` or a function,
+        `net` a ``torch.nn.Module`` or a function that makes one, `partition` and `selector` functions, and
+        `server_optimizer` a `ServerOptimizer` class. `method_options` are options of the method.
 
     Returns
     -------
     Result
         The history, the model and the summary.
     """
-    prepared = Workshop().prepare(given)
-    return execute([prepared], [None if out is None else Path(out)], watch)[0]
+    prepared = Builder().build(given, settings)
+    return execute([prepared], [None if out is None else Path(out)], on_round)[0]
 
 
 def compare(
@@ -45,12 +55,13 @@ def compare(
     seeds: int | Sequence[int] = 3,
     sweep: Mapping[str, Sequence[Any]] | None = None,
     *,
+    settings: str | Path | None = None,
     out: str | Path | None = None,
-    watch: Watch | None = None,
+    on_round: OnRound | None = None,
     **given: Any,
-) -> list[Line]:
+) -> list[VariantResult]:
     """Run several methods over several seeds side by side in one engine; see `Comparison` for the parameters."""
-    return Comparison(methods, seeds, sweep, out, **given).run(watch)
+    return Comparison(methods, seeds, sweep, out, settings, **given).run(on_round)
 
 
 def load_model(folder: str | Path, net: Any = None, model: str = "global") -> nn.Module:
@@ -68,7 +79,7 @@ def load_model(folder: str | Path, net: Any = None, model: str = "global") -> nn
     path = Path(folder)
     known = models_in(path)
     if known and model not in known:
-        raise unknown("model", model, known)
+        raise unknown_name("model", model, known)
     file = model_path(path, model)
     summary = read_summary(path)
     settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))

@@ -8,19 +8,19 @@ from typer.testing import CliRunner
 
 from fedcat.bench.measure import PASSES, Bench, Case, matrix_rate
 from fedcat.bench.plain_loop import PlainLoop
-from fedcat.bench.workload import IMAGES, Work
+from fedcat.bench.workload import IMAGES, Workload
 from fedcat.cli.app import app
 from fedcat.core.errors import SettingError
 from fedcat.models.nets import NETS
 
 CPU = torch.device("cpu")
-SMALL = Work("digits-cnn", per_round=3, devices=6, epochs=2, samples=120)
+SMALL = Workload("digits-cnn", per_round=3, clients=6, epochs=2, samples=120)
 
 
 def test_every_net_of_the_package_has_images():
     assert set(IMAGES) == {name for name, _ in NETS}
     with pytest.raises(SettingError, match="unknown net"):
-        Work("no-such").dataset()
+        Workload("no-such").dataset()
 
 
 @pytest.mark.parametrize("loader", [False, True])
@@ -31,13 +31,13 @@ def test_the_loop_takes_the_steps_of_the_simulation(loader, monkeypatch):
     data = SMALL.dataset()
     (sim,) = SMALL.simulations(1, data, engine="stacked")
     sim.step()
-    devices = sim.history[0].devices
+    clients = sim.history[0].clients
     loop = PlainLoop(SMALL, sim, loader)
     before = {name: value.clone() for name, value in loop.state.items()}
-    loop.prepare(devices)
-    loop.round(devices)
-    assert len(steps) == SMALL.steps(sim, devices)
-    assert sum(len(loop.clients[d][1]) for d in devices) == sum(sim.task.samples(d) for d in devices)
+    loop.prepare(clients)
+    loop.round(clients)
+    assert len(steps) == SMALL.steps(sim, clients)
+    assert sum(len(loop.clients[d][1]) for d in clients) == sum(sim.task.samples(d) for d in clients)
     assert all((loop.state[name] != before[name]).any() for name in before)
 
 
@@ -47,10 +47,10 @@ def test_the_loop_averages_by_samples():
     loop = PlainLoop(SMALL, sim)
     loop.prepare([0, 1])
     start, ends = loop.state, []
-    for device in (0, 1):
-        torch.manual_seed(device)
+    for client in (0, 1):
+        torch.manual_seed(client)
         loop.state = start
-        loop.round([device])
+        loop.round([client])
         ends.append(loop.state)
     seeds = iter((0, 1))
     train = loop._train
@@ -79,7 +79,7 @@ def test_what_is_measured_belongs_together():
 
 def test_the_command_writes_a_table_and_json(tmp_path):
     file = tmp_path / "bench.json"
-    words = "bench --nets digits-cnn --engines stacked,sequential --per-round 2 --devices 4 --samples 60 --turns 1"
+    words = "bench --nets digits-cnn --engines stacked,sequential --per-round 2 --clients 4 --samples 60 --turns 1"
     result = CliRunner().invoke(app, [*words.split(), "--device", "cpu", "--json", str(file)])
     assert result.exit_code == 0, result.output
     assert "stacked fp32" in result.output

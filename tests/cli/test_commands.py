@@ -16,7 +16,7 @@ import torch
 import fedcat
 from fedcat.cli import app as cli
 
-SHORT = ["--devices", "20", "--rounds", "3", "--epochs", "1", "--evaluate-every", "1"]
+SHORT = ["--clients", "20", "--rounds", "3", "--epochs", "1", "--evaluate-every", "1"]
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -71,7 +71,7 @@ def test_compare_prints_a_table(fedcat_command):
 
 
 def test_compare_takes_the_seed_of_a_file_and_shows_runs_of_different_length(fedcat_command):
-    Path("base.toml").write_text("seed = 7\ndevices = 20\nepochs = 1\nevaluate_every = 1\n")
+    Path("base.toml").write_text("seed = 7\nclients = 20\nepochs = 1\nevaluate_every = 1\n")
     code, out, _ = fedcat_command("compare", "base.toml", "--seeds", "1", "--sweep", "rounds=4,2", "--out", "c")
     assert code == 0
     assert [line.split()[1] for line in out.splitlines() if line.startswith("round ")] == ["1/4", "2/4", "3/4", "4/4"]
@@ -79,19 +79,19 @@ def test_compare_takes_the_seed_of_a_file_and_shows_runs_of_different_length(fed
 
 
 def test_a_fraction_that_is_given_beats_a_files_k(fedcat_command):
-    Path("base.toml").write_text("devices = 20\nper_round = 3\nepochs = 1\nrounds = 1\n")
+    Path("base.toml").write_text("clients = 20\nper_round = 3\nepochs = 1\nrounds = 1\n")
     fedcat_command("run", "base.toml", "--fraction", "0.5", "--evaluate", "mean,copies", "--out", "a")
     line = json.loads(Path("a/history.jsonl").read_text())
-    assert len(line["devices"]) == 10
+    assert len(line["clients"]) == 10
     assert len(line["others"]) == 11
 
 
 def test_a_swept_fraction_beats_a_files_k(fedcat_command):
-    Path("base.toml").write_text("devices = 20\nper_round = 3\nepochs = 1\nrounds = 1\n")
+    Path("base.toml").write_text("clients = 20\nper_round = 3\nepochs = 1\nrounds = 1\n")
     code, _, _ = fedcat_command("compare", "base.toml", "--seeds", "1", "--sweep", "fraction=0.1,0.5", "--out", "c")
     assert code == 0
     lines = [json.loads(Path(f"c/fedavg-fraction={f}-seed0/history.jsonl").read_text()) for f in ("0.1", "0.5")]
-    assert [len(line["devices"]) for line in lines] == [2, 10]
+    assert [len(line["clients"]) for line in lines] == [2, 10]
 
 
 def test_one_seed_has_no_deviation(fedcat_command):
@@ -119,7 +119,7 @@ def test_lists(fedcat_command):
 def test_help_explains_every_setting(fedcat_command):
     code, out, _ = fedcat_command("run", "--help")
     assert code == 0
-    assert all(flag in out for flag in ("--alpha", "--weight-decay", "--no-exact", "--lr-schedule", "--per-device"))
+    assert all(flag in out for flag in ("--alpha", "--weight-decay", "--no-exact", "--lr-schedule", "--per-client"))
 
 
 def run_with(*words: str) -> list[str]:
@@ -130,8 +130,8 @@ BAD = [
     (run_with("--alpha", "0"), "alpha must be > 0, got 0"),
     (run_with("--alpha", "-1"), "alpha must be > 0, got -1"),
     (run_with("--alpha", "much"), "alpha must be a number, got 'much'"),
-    (run_with("--devices", "2000"), "devices must be at most the 1437 training samples, got 2000"),
-    (run_with("--per-round", "51"), "per_round must be at least 1 and at most the 50 devices, got 51"),
+    (run_with("--clients", "2000"), "clients must be at most the 1437 training samples, got 2000"),
+    (run_with("--per-round", "51"), "per_round must be at least 1 and at most the 50 clients, got 51"),
     (run_with("--rounds", "0"), "rounds must be at least 1, got 0"),
     (run_with("--method", "fedcta"), "unknown method 'fedcta': did you mean 'fedcat'?"),
     (run_with("--dataset", "MNITS"), "unknown dataset 'MNITS': did you mean 'mnist'?"),
@@ -139,7 +139,7 @@ BAD = [
     (run_with("--net", "digitscnn"), "unknown net 'digitscnn': did you mean 'digits-cnn'?"),
     (run_with("--net", "lab-mnist"), "net 'lab-mnist' takes inputs of shape (1, 28, 28)"),
     (run_with("--engine", "stack"), "unknown engine 'stack': did you mean 'stacked'?"),
-    (run_with("--partition", "dir"), "unknown partition 'dir': known are dirichlet,"),
+    (run_with("--partition", "dir"), "unknown partition 'dir': available: dirichlet,"),
     (run_with("--min-samples", "20"), "partition 'dirichlet' with alpha 0.5 gave no draw of at least min_samples = 20"),
     (run_with("--device", "tpu"), "device 'tpu' cannot be used"),
     (run_with("--net", "theirs:Wide"), "net Wide gives an output of shape (11,), the dataset has 10 classes"),
@@ -147,24 +147,24 @@ BAD = [
     (run_with("bad.toml"), "unknown setting 'alhpa': did you mean 'alpha'?"),
     (run_with("nowhere.toml"), "settings file 'nowhere.toml' does not exist"),
     (run_with("--out", "full"), "out folder 'full' holds a run already"),
-    (run_with("-o", "epsilon"), "option must be written NAME=VALUE, got 'epsilon'"),
+    (run_with("-o", "epsilon"), "option must have the form NAME=VALUE, got 'epsilon'"),
     (run_with("-o", "mu=1"), "unknown option of fedcat 'mu'"),
-    (run_with("--method", "fedavg", "-o", "mu=1"), "unknown option of fedavg 'mu': known are weighting"),
-    (run_with("-o", "epsilon=2"), "epsilon must lie between 0 and 1, got 2"),
+    (run_with("--method", "fedavg", "-o", "mu=1"), "unknown option of fedavg 'mu': available: weighting"),
+    (run_with("-o", "epsilon=2"), "epsilon must be at least 0 and at most 1, got 2"),
     (run_with("--rouns", "3"), "No such option: --rouns"),
-    (run_with("typed.toml"), "method must be a text, got 5"),
-    (run_with("tables.toml"), "options must be a table of methods' options, got 5"),
-    (run_with("-d", "labels=fine"), "dataset digits has no options, got 'labels'"),
-    (run_with("-d", "labels"), "dataset-option must be written NAME=VALUE, got 'labels'"),
+    (run_with("typed.toml"), "method must be a string, got 5"),
+    (run_with("tables.toml"), "options must be a table of options, got 5"),
+    (run_with("-d", "labels=fine"), "dataset 'digits' has no options, got 'labels'"),
+    (run_with("-d", "labels"), "dataset-option must have the form NAME=VALUE, got 'labels'"),
     (run_with("--dataset", "cifar100", "-d", "labls=fine"), "did you mean 'labels'?"),
     (
         run_with("--dataset", "cifar100", "-d", "labels=rough"),
-        "unknown cifar100.labels 'rough': known are coarse, fine",
+        "unknown cifar100.labels 'rough': available: coarse, fine",
     ),
-    (run_with("--dataset", "femnist", "-d", "writers=many"), "femnist.writers must be a whole number, got 'many'"),
+    (run_with("--dataset", "femnist", "-d", "writers=many"), "femnist.writers must be an integer, got 'many'"),
     (
         run_with("--dataset", "mnist", "--data-dir", "nowhere"),
-        "data_dir must name a folder that is there, got 'nowhere'",
+        "data_dir must be an existing directory, got 'nowhere'",
     ),
     (run_with("--dataset", "mnist", "--data-dir", "nowhere", "--alpha", "0"), "alpha must be > 0, got 0"),
     (run_with("--dataset", "npz"), "dataset 'npz' needs its option path: -d path=..."),
@@ -176,17 +176,17 @@ BAD = [
     ),
     (run_with("--partition", "natural"), "partition 'natural' needs data whose samples have owners"),
     (["presets", "lab", "digits"], "preset 'lab' must be used with one of its datasets"),
-    (["data", "get", "digits"], "dataset 'digits' is nothing to download"),
+    (["data", "get", "digits"], "dataset 'digits' cannot be downloaded"),
     (["data", "get", "mnits"], "unknown dataset to download 'mnits': did you mean 'mnist'?"),
     (["data", "show", "digits", "--out", "a.bmp"], "the picture's name must end in .png, .svg, .pdf, got 'a.bmp'"),
     (["data", "show", "digit"], "unknown dataset 'digit': did you mean 'digits'?"),
     (["data", "show", "digits", "--alpha", "0"], "alpha must be > 0, got 0"),
     (["compare", "reserved.toml"], "unknown setting 'seeds': did you mean 'seed'?"),
-    (["compare", "--seeds", "two"], "seeds must be a whole number, got 'two'"),
-    (["compare", "--sweep", "alpha"], "sweep must be written NAME=A,B,..., got 'alpha'"),
+    (["compare", "--seeds", "two"], "seeds must be an integer, got 'two'"),
+    (["compare", "--sweep", "alpha"], "sweep must have the form NAME=A,B,..., got 'alpha'"),
     (["compare", "--sweep", "alpha=0.1,-3"], "alpha must be > 0, got -3"),
     (["compare", "--methods", "fedavg,fedact"], "unknown method 'fedact': did you mean 'fedcat'?"),
-    (["compare", "--sweep", "lr=0.1", "--sweep", "lr=0.2"], "sweep must name lr once, got it twice"),
+    (["compare", "--sweep", "lr=0.1", "--sweep", "lr=0.2"], "sweep must set lr only once"),
     (["compare", "--sweep", "lr=0.1,0.2", "--lr", "0.3"], "lr must be set or swept, got both"),
     (["compare", "--out", "full"], "out folder 'full' holds a run already"),
     (["compar"], "No such command 'compar'"),

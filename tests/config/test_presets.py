@@ -5,21 +5,28 @@ import pytest
 import torch
 
 import fedcat
-from fedcat.config.presets import PRESET_DATASETS, PRESETS, lay_over, over_preset, preset, uncover
-from fedcat.config.settings import Settings, make, toml
+from fedcat.config.presets import preset, preset_datasets, preset_names
+from fedcat.config.resolve import resolve
+from fedcat.config.settings import Settings
+from fedcat.config.toml import toml
 from fedcat.core.errors import SettingError
 from fedcat.core.options import options
 from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.methods import METHODS
 from fedcat.models.nets import NETS
 
-ALL = [(name, dataset) for name in PRESETS for dataset in PRESET_DATASETS]
+ALL = [(name, dataset) for name in preset_names() for dataset in preset_datasets(name)]
+
+
+def test_there_are_two_presets_for_four_datasets():
+    assert preset_names() == ("lab", "paper")
+    assert [preset_datasets(name) for name in preset_names()] == [("mnist", "cifar10", "cifar100", "femnist")] * 2
 
 
 @pytest.mark.parametrize(("name", "dataset"), ALL)
-def test_every_preset_is_made_of_settings_that_there_are(name, dataset):
+def test_every_preset_is_made_of_settings_that_exist(name, dataset):
     found = preset(name, dataset)
-    assert make(found).check().preset == name
+    assert Settings.checked(found).preset == name
     assert found["net"] in NETS
     assert found["dataset_options"].keys() <= dataset_options(DATASETS.get(dataset)).keys()
     for method, table in found["options"].items():
@@ -33,7 +40,7 @@ def test_the_presets_are_what_was_decided():
     assert (paper["net"], paper["momentum"], paper["rounds"]) == ("mcmahan-cifar", 0.9, 1000)
     for found in (lab, paper):
         assert (found["lr"], found["batch_size"], found["epochs"]) == (0.01, 50, 5)
-        assert (found["partition"], found["devices"], found["fraction"]) == ("dirichlet", 100, 0.1)
+        assert (found["partition"], found["clients"], found["fraction"]) == ("dirichlet", 100, 0.1)
     assert preset("paper", "femnist")["net"] == "mcmahan-mnist"
     assert preset("lab", "femnist")["partition"] == "natural"
     assert preset("lab", "femnist")["dataset_options"]["writers"] == 180
@@ -55,74 +62,38 @@ def test_a_method_gets_its_own_numbers_for_the_dataset(dataset, mu):
 )
 def test_the_generators_numbers_are_those_of_the_experiments(dataset, hidden, noise, batch, lr, a, b, decay):
     found = preset("lab", dataset)["options"]["fedgen"]
-    assert (found["hidden"], found["noise"], found["generator_batch"], found["generator_lr"]) == (
-        hidden,
-        noise,
-        batch,
-        lr,
-    )
+    sizes = (found["hidden"], found["noise"], found["generator_batch"], found["generator_lr"])
+    assert sizes == (hidden, noise, batch, lr)
     assert (found["a"], found["b"], found["decay"], found["generator_lr_decay"]) == (a, b, decay, decay)
 
 
-def test_the_normalisation_of_a_preset_is_the_datasets_own():
-    for dataset in PRESET_DATASETS:
+def test_the_normalization_of_a_preset_is_the_datasets_own():
+    for dataset in preset_datasets("lab"):
         known = dataset_options(DATASETS.get(dataset))
         for option in ("mean", "std"):
             assert tuple(preset("lab", dataset)["dataset_options"][option]) == known[option]
 
 
-def test_what_is_given_lies_over_the_preset():
-    given = {
-        "preset": "paper",
-        "dataset": "cifar100",
-        "momentum": 0.0,
-        "dataset_options": {"labels": "fine"},
-        "options": {"fedcat": {"epsilon": 1.0}, "fedavg": {}},
-    }
-    found = over_preset(given, "digits")
-    assert (found["momentum"], found["net"]) == (0.0, "mcmahan-cifar")
-    assert found["dataset_options"]["labels"] == "fine"
-    assert found["dataset_options"]["std"] == [0.2023, 0.1994, 0.201]
-    assert found["options"]["fedcat"] == {"epsilon": 1.0, "lambda": 1}
-    assert found["options"]["fedcat-gc"] == {"epsilon": 0.5, "lambda": 1}
-
-
-def test_no_preset_changes_nothing():
-    assert over_preset({"lr": 1.0}, "digits") == {"lr": 1.0}
-    assert over_preset({"preset": ""}, "digits") == {"preset": ""}
-    assert lay_over({"options": {"a": {"b": 1}}}, {"options": 5}) == {"options": 5}
-
-
 def test_a_preset_for_other_data_is_refused():
-    data = fedcat.load_dataset("digits")
-    for dataset in ("digits", data):
+    for dataset in ("digits", fedcat.load_dataset("digits")):
         with pytest.raises(SettingError, match="preset 'lab' must be used with one of its datasets"):
             fedcat.run(preset="lab", dataset=dataset)
-    with pytest.raises(SettingError, match="preset must be a text, got 5"):
+    with pytest.raises(SettingError, match="preset must be a string, got 5"):
         fedcat.run(preset=5)
+    with pytest.raises(SettingError, match="unknown preset 'lba': did you mean 'lab'"):
+        preset("lba", "mnist")
     assert Settings().preset == ""
 
 
-def test_what_a_preset_sets_is_taken_out_of_a_file():
-    stored = {
-        "dataset": "mnist",
-        "momentum": 0.1,
-        "seed": 3,
-        "dataset_options": {"mean": [0.0], "own": 1},
-        "options": {"fedcat": {"epsilon": 1.0, "grouping": True}, "mine": {"a": 1}},
-    }
-    assert uncover(stored, preset("lab", "mnist")) == {
-        "dataset": "mnist",
-        "seed": 3,
-        "dataset_options": {"own": 1},
-        "options": {"fedcat": {"grouping": True}, "mine": {"a": 1}},
-    }
+def test_presets_are_not_shared():
+    preset("lab", "mnist")["options"]["fedcat"]["epsilon"] = 7
+    assert preset("lab", "mnist")["options"]["fedcat"]["epsilon"] == 0.5
 
 
 def test_paths_and_numbers_of_numpy_are_taken(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 3), dtype=np.float32), y=np.arange(20) % 2)
     options = {"path": tmp_path / "a.npz", "test_fraction": np.float64(0.5)}
-    words = {"net": torch.nn.Linear(3, 2), "devices": 2, "min_samples": 1, "rounds": 1, "partition": "iid"}
-    result = fedcat.run(dataset="npz", dataset_options=options, data_dir=tmp_path, **words)
-    assert (len(result.federation.train), result.settings.data_dir) == (10, str(tmp_path))
+    given = {"net": torch.nn.Linear(3, 2), "clients": 2, "min_samples": 1, "rounds": 1, "partition": "iid"}
+    found = resolve({"dataset": "npz", "dataset_options": options, "data_dir": tmp_path, **given})
+    assert (len(found.data.train), found.settings.data_dir) == (10, str(tmp_path))
     assert len(fedcat.load_dataset("npz", **options).test) == 10

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from fedcat.core.errors import SettingError
-from fedcat.core.registry import Registry, name_of
+from fedcat.core.registry import Registry, import_path
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def test_names_are_found_and_listed_in_order(registry):
 
 
 def test_an_unknown_name_brings_the_nearest(registry):
-    with pytest.raises(SettingError, match=r"unknown thing 'alpa': did you mean 'alpha'\? known are alpha, beta"):
+    with pytest.raises(SettingError, match=r"unknown thing 'alpa': did you mean 'alpha'\? available: alpha, beta"):
         registry.get("alpa")
 
 
 def test_a_name_like_no_other_brings_the_list_alone(registry):
-    with pytest.raises(SettingError, match="unknown thing 'xyz': known are alpha, beta"):
+    with pytest.raises(SettingError, match="unknown thing 'xyz': available: alpha, beta"):
         registry.get("xyz")
 
 
@@ -52,7 +52,7 @@ def test_only_what_can_be_imported_has_a_name():
     def local():
         pass
 
-    assert name_of(Registry) == "fedcat.core.registry:Registry"
-    assert name_of(local) is None
-    assert name_of(lambda: 0) is None
-    assert name_of(3) is None
+    assert import_path(Registry) == "fedcat.core.registry:Registry"
+    assert import_path(local) is None
+    assert import_path(lambda: 0) is None
+    assert import_path(3) is None

@@ -56,14 +56,14 @@ def test_images_stay_bytes_and_are_normalised_by_the_papers_constants(small, loa
     assert data.train.x.dtype == data.test.x.dtype == torch.uint8
     for level, wanted in ((0, black), (255, white)):
         stored = torch.full((1, *shape), level, dtype=torch.uint8)
-        found = data.train.normalise(stored, torch.float64)[0, :, 3, 4]
+        found = data.train.normalize(stored, torch.float64)[0, :, 3, 4]
         assert torch.allclose(found, torch.tensor(wanted, dtype=torch.float64))
 
 
 def test_femnist_is_inked_positive(small):
     data = femnist(data_dir=small, writers=3, keep=1)
     levels = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
-    assert data.train.normalise(levels, torch.float64).flatten().tolist() == [1.0, -1.0]
+    assert data.train.normalize(levels, torch.float64).flatten().tolist() == [1.0, -1.0]
 
 
 def test_the_fine_labels_are_an_option(small):
@@ -77,7 +77,7 @@ def test_the_fine_labels_are_an_option(small):
 
 def test_the_normalisation_is_an_option(small):
     data = mnist(data_dir=small, mean=(0.5,), std=(0.25,))
-    assert float(data.train.normalise(torch.zeros(1, 1, 1, 1), torch.float32)) == -2.0
+    assert float(data.train.normalize(torch.zeros(1, 1, 1, 1), torch.float32)) == -2.0
     for given in ({"std": (0.0,)}, {"mean": ("a",)}, {"mean": ()}, {"mean": (float("nan"),)}, {"std": (True,)}):
         with pytest.raises(SettingError, match=r"(mean|std) must be a list of numbers"):
             mnist(data_dir="nowhere", **given)  # before anything is looked for
@@ -87,7 +87,7 @@ def test_the_normalisation_is_an_option(small):
         cifar10(data_dir="nowhere", std=(1.0, 2.0))
 
 
-def test_writers_are_chosen_by_the_seed_and_are_the_devices(small):
+def test_writers_are_chosen_by_the_seed_and_are_the_clients(small):
     every = femnist(data_dir=small, writers=0, keep=1)
     assert every.owner_names == tuple(f"f{i:04}_00" for i in range(8))
     five = femnist(data_dir=small, writers=5, keep=1, seed=1)
@@ -96,11 +96,11 @@ def test_writers_are_chosen_by_the_seed_and_are_the_devices(small):
     others = {femnist(data_dir=small, writers=5, keep=1, seed=s).owner_names for s in range(6)}
     assert len(others) > 1
     fed = five.divide()
-    assert fed.devices == 5
-    assert fed.device_names == five.owner_names
-    for device, name in enumerate(five.owner_names):
+    assert fed.clients == 5
+    assert fed.client_names == five.owner_names
+    for client, name in enumerate(five.owner_names):
         place = every.owner_names.index(name)
-        assert torch.equal(fed.train.x[fed.indices(device)], every.train.x[every.owner == place])
+        assert torch.equal(fed.train.x[fed.indices(client)], every.train.x[every.owner == place])
     assert len(five.test) == 5 * 3
 
 
@@ -124,24 +124,24 @@ def test_runs_take_the_dataset_with_its_options(small, tmp_path):
     words = {"data_dir": small, "rounds": 2, "epochs": 1, "min_samples": 1}
     options = {"writers": 4, "keep": 1}
     result = fedcat.run(dataset="femnist", dataset_options=options, fraction=0.5, out=tmp_path / "run", **words)
-    assert (result.settings.devices, result.settings.k, result.settings.partition) == (4, 2, "natural")
+    assert (result.settings.clients, result.settings.k, result.settings.partition) == (4, 2, "natural")
     assert result.settings.net == "lab-femnist"
     text = (tmp_path / "run" / "settings.toml").read_text()
     assert "[dataset_options]\nwriters = 4\nkeep = 1\nmean = [0.5]\nstd = [-0.5]\n" in text
-    again = fedcat.run(**fedcat.config.settings.read_toml(tmp_path / "run" / "settings.toml"))
+    again = fedcat.run(settings=tmp_path / "run" / "settings.toml")
     assert again.federation.hash == result.federation.hash
     assert again.accuracies == result.accuracies
-    free = fedcat.run(dataset="femnist", dataset_options=options, partition="dirichlet", devices=3, **words)
-    assert (free.settings.devices, free.settings.partition) == (3, "dirichlet")
+    free = fedcat.run(dataset="femnist", dataset_options=options, partition="dirichlet", clients=3, **words)
+    assert (free.settings.clients, free.settings.partition) == (3, "dirichlet")
 
 
 def test_what_has_no_effect_on_writers_is_refused(small):
     words = {"dataset": "femnist", "data_dir": small, "dataset_options": {"writers": 4, "keep": 1}}
     for given in ({"alpha": 0.1}, {"alpha": 0.1, "preset": "lab"}):
-        with pytest.raises(SettingError, match="alpha has no effect on 'femnist', whose devices are the owners"):
+        with pytest.raises(SettingError, match="alpha has no effect on 'femnist', whose clients are the owners"):
             fedcat.run(**words, **given)
-    with pytest.raises(SettingError, match=r"devices must be 4, the owners of the samples of 'femnist'.* got 9"):
-        fedcat.run(**words, devices=9)
+    with pytest.raises(SettingError, match=r"clients must be 4, the owners of the samples of 'femnist'.* got 9"):
+        fedcat.run(**words, clients=9)
     with pytest.raises(SettingError, match=r"min_samples must be at most 1., the samples of the smallest owner"):
         fedcat.run(**words, min_samples=100)
 
@@ -197,7 +197,7 @@ def test_official_femnist(real_data):
     data = fedcat.load_dataset("femnist", data_dir=real_data("femnist"))
     assert (len(data.owner_names), len(data.train), len(data.test)) == (180, 26_193, 3_003)
     fed = data.divide()
-    assert fed.devices == 180
+    assert fed.clients == 180
     assert (np.array(fed.sizes) >= 80).all()
     assert data.train.x.float().mean() > 200  # white paper
     digits = float((data.train.y < 10).float().mean())

@@ -6,7 +6,7 @@ from fedcat.core.errors import SettingError
 from fedcat.data.builtin import digits
 from fedcat.data.dataset import DATASETS, Dataset
 from fedcat.data.federation import Federation
-from fedcat.data.pool import Normalise, Pool
+from fedcat.data.pool import Normalize, Pool
 
 
 def pool(n, shape=(2,), classes=3, seed=0):
@@ -14,10 +14,10 @@ def pool(n, shape=(2,), classes=3, seed=0):
     return Pool(rng.normal(size=(n, *shape)), rng.integers(classes, size=n))
 
 
-def test_devices_hold_what_the_owners_say():
+def test_clients_hold_what_the_owners_say():
     train = Pool(np.arange(6.0)[:, None], [0, 1, 1, 2, 0, 1])
     fed = Federation(train, Pool(np.zeros((1, 1)), [0]), [1, 0, 1, 2, 1, 0])
-    assert (fed.devices, fed.classes) == (3, 3)
+    assert (fed.clients, fed.classes) == (3, 3)
     assert [fed.indices(d).tolist() for d in range(3)] == [[1, 5], [0, 2, 4], [3]]
     assert fed.sizes.tolist() == [2, 3, 1]
     assert fed.class_counts.tolist() == [[0, 2, 0], [2, 1, 0], [0, 0, 1]]
@@ -33,7 +33,7 @@ def test_the_hash_knows_data_and_owners():
     assert first != Federation(train, pool(4, seed=2), owner).hash
 
 
-def test_a_million_devices_are_no_burden():
+def test_a_million_clients_are_no_burden():
     n = 1_000_000
     train = Pool(np.zeros((n, 1), np.uint8), np.zeros(n, np.uint8))
     fed = Federation(train, Pool(train.x[:1], train.y[:1]), np.arange(n)[::-1].copy(), classes=3)
@@ -44,10 +44,10 @@ def test_a_million_devices_are_no_burden():
 @pytest.mark.parametrize(
     ("owner", "more", "message"),
     [
-        ([0, 1], {}, "owner must hold one device number for each of the 3 training samples"),
+        ([0, 1], {}, "owner must hold one client number for each of the 3 training samples"),
         ([0.0, 1.0, 2.0], {}, "of float64"),
-        ([0, 0, 2], {}, "owner gives device 1 no training sample"),
-        ([0, 1, 2], {"devices": 2}, r"owner must lie in 0 \.\. 1, got 0 \.\. 2"),
+        ([0, 0, 2], {}, "owner gives client 1 no training sample"),
+        ([0, 1, 2], {"clients": 2}, r"owner must lie in 0 \.\. 1, got 0 \.\. 2"),
         ([-1, 0, 1], {}, r"got -1 \.\. 1"),
         ([0, 1, 1], {"classes": 1}, "classes must be at least"),
     ],
@@ -64,7 +64,7 @@ def test_test_inputs_must_look_like_training_inputs():
 
 def test_bytes_are_normalised_by_channel_when_a_batch_is_taken():
     x = np.array([[[[0, 255]], [[51, 102]]]], dtype=np.uint8)
-    stored = Pool(x, [0], Normalise(mean=(0.5, 0.2), std=(0.5, 0.1)))
+    stored = Pool(x, [0], Normalize(mean=(0.5, 0.2), std=(0.5, 0.1)))
     assert stored.x.dtype == torch.uint8
     batch = stored.inputs(torch.tensor([[0], [0]]), torch.float64)
     assert batch.shape == (2, 1, 2, 1, 2)
@@ -130,8 +130,8 @@ def test_training_never_touches_the_test_pool():
 
 
 def test_constants_of_a_normalisation_may_be_numpys_and_must_be_numbers():
-    made = Normalise(255, np.array([0.5, 0.25], dtype=np.float32), np.float32(2))
+    made = Normalize(255, np.array([0.5, 0.25], dtype=np.float32), np.float32(2))
     assert (made.mean, made.std) == ((0.5, 0.25), (2.0,))
     for words in ({"scale": 0}, {"scale": float("inf")}, {"mean": "a"}, {"std": [1, 0]}, {"std": True}, {"mean": []}):
         with pytest.raises(SettingError, match=r"must be a (list of numbers|number other than 0)"):
-            Normalise(**words)
+            Normalize(**words)

@@ -16,7 +16,7 @@ def test_one_class_each_is_as_skewed_as_it_gets():
     assert skew == Skew((2, 2, 2), (1, 1, 1), 1.0, 0.5, 1.0)
 
 
-def test_devices_that_look_alike_have_no_skew():
+def test_clients_that_look_alike_have_no_skew():
     skew = Skew.of(made([0, 1, 0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 1, 1, 2, 2], 2))
     assert (skew.samples, skew.classes, skew.distance) == ((2, 2, 4), (2, 2, 2), 0.0)
     assert skew.effective_classes == pytest.approx(2.0)

@@ -28,13 +28,13 @@ class Listed(TorchDataset):
 # arrays
 
 
-def test_owners_become_the_devices():
+def test_owners_become_the_clients():
     data = fedcat.Dataset.from_arrays(X, Y, (X[:6], Y[:6]), owner=OWNERS)
     fed = data.divide()
-    assert (fed.devices, fed.device_names) == (3, ("ann", "bob", "cid"))
-    for device, name in enumerate(fed.device_names):
-        assert np.array_equal(fed.train.x[fed.indices(device)], X[name == OWNERS])
-    assert data.divide(5, "iid").devices == 5
+    assert (fed.clients, fed.client_names) == (3, ("ann", "bob", "cid"))
+    for client, name in enumerate(fed.client_names):
+        assert np.array_equal(fed.train.x[fed.indices(client)], X[name == OWNERS])
+    assert data.divide(5, "iid").clients == 5
     numbered = fedcat.Dataset.from_arrays(X, Y, (X, Y), owner=torch.from_numpy(np.arange(60) % 4 * 10))
     assert numbered.owner_names == ("0", "10", "20", "30")
 
@@ -75,7 +75,7 @@ def test_a_run_on_owners_needs_no_partition():
     net = torch.nn.Linear(5, 3)
     data = fedcat.Dataset.from_arrays(X, Y, owner=OWNERS, name="mine")
     result = fedcat.run(dataset=data, net=net, rounds=3, per_round=2, epochs=1)
-    assert (result.settings.partition, result.settings.devices) == ("natural", 3)
+    assert (result.settings.partition, result.settings.clients) == ("natural", 3)
 
 
 # PyTorch datasets
@@ -104,7 +104,7 @@ def test_a_column_of_a_torch_dataset_names_the_owners():
         fedcat.Dataset.from_torch(triples, owner=OWNERS),
     ):
         assert data.owner_names == ("ann", "bob", "cid")
-        assert data.divide().devices == 3
+        assert data.divide().clients == 3
     tensors = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y), torch.arange(60) % 2)
     assert fedcat.Dataset.from_torch(tensors, owner=2).owner_names == ("0", "1")
 
@@ -243,7 +243,7 @@ def test_a_table_names_the_owners_of_images(photos):
     rows = [f"{name}/{i}.png,{'ann' if i < 5 else 'bob'}" for name in ("cat", "dog") for i in range(10)]
     table.write_text("file,owner\n" + "\n".join(rows) + "\n")
     fed = fedcat.Dataset.from_folder(photos, owners=table).divide()
-    assert fed.device_names == ("ann", "bob")
+    assert fed.client_names == ("ann", "bob")
     assert fed.sizes.tolist() == [8, 8]
     assert (fed.train.x[fed.indices(0)][:, 0, 0, 0] % 100 < 5).all()
     table.write_text("file,owner\n" + "\n".join(rows[1:]) + "\n")
@@ -310,7 +310,7 @@ def test_what_is_no_folder_of_images_is_said(photos, tmp_path):
 
 def test_a_folder_runs_by_its_name(photos):
     options = {"path": str(photos), "size": 32}
-    words = {"devices": 3, "min_samples": 1, "rounds": 2, "epochs": 1, "alpha": 5.0}
+    words = {"clients": 3, "min_samples": 1, "rounds": 2, "epochs": 1, "alpha": 5.0}
     result = fedcat.run(dataset="folder", dataset_options=options, net="lab-cifar", **words)
     assert result.federation.name == "photos"
     assert result.settings.dataset_options["size"] == 32

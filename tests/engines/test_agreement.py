@@ -5,7 +5,7 @@ import torch
 from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
 from torch import nn
 
-from fedcat.engines import StackedEngine, make, pick, width
+from fedcat.engines import EngineChoice, StackedEngine, make, pick, width
 from fedcat.methods import FedAvg, FedCat
 from fedcat.models.nets import NETS
 from fedcat.runs.simulation import run_together
@@ -253,13 +253,13 @@ def test_dropout_runs_sequentially_and_repeats(device):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
 
     layout = layout_of(net(), torch.float64, device)
-    name, why = pick("stacked", layout, fed.train.to(layout.device), 4)
-    assert name == "sequential"
-    assert "draws random numbers" in why
+    choice = pick("stacked", layout, fed.train.to(layout.device), 4)
+    assert (choice.name, choice.forced) == ("sequential", True)
+    assert "draws random numbers" in choice.reason
     rows = []
     for noise in (0, 1):
         torch.manual_seed(noise)
-        sim = simulate(FedCat, fed, layout, name, start=layout.pack(layout.net))
+        sim = simulate(FedCat, fed, layout, choice.name, start=layout.pack(layout.net))
         sim.run()
         rows.append(sim.method.row)
     assert torch.equal(rows[0], rows[1])
@@ -339,10 +339,10 @@ def test_a_net_whose_bits_depend_on_the_width_is_found_out():
 def test_exact_mode_trains_a_net_that_mixes_samples_one_at_a_time():
     fed = federation(SIZES)
     layout = layout_of(with_batch_norm())
-    assert pick("stacked", layout, fed.train, 4) == ("stacked", "as asked")
-    name, why = pick("stacked", layout, fed.train, 4, exact=True)
-    assert name == "sequential"
-    assert why.startswith("the net mixes the samples of a batch")
+    assert pick("stacked", layout, fed.train, 4) == EngineChoice("stacked", "as requested")
+    choice = pick("stacked", layout, fed.train, 4, exact=True)
+    assert (choice.name, choice.forced) == ("sequential", True)
+    assert choice.reason.startswith("the net mixes the samples of a batch")
 
 
 def test_simulations_with_other_settings_share_a_launch():
@@ -385,20 +385,20 @@ def test_every_net_of_ours_can_be_stacked(name, device):
     shape, classes = CASES[name]
     fed = federation(SIZES, shape, classes)
     layout = layout_of(NETS.get(name)(shape, classes), torch.float32, device)
-    assert pick("stacked", layout, fed.train.to(layout.device), 4, exact=True) == ("stacked", "as asked")
+    assert pick("stacked", layout, fed.train.to(layout.device), 4, exact=True).name == "stacked"
 
 
 def test_the_rule_for_auto():
     fed = federation(SIZES)
     small = layout_of(small_net())
-    assert pick("auto", small, fed.train, 10)[0] == "stacked"
-    name, why = pick("auto", small, fed.train, 10**6)
-    assert name == "sequential"
-    assert "MFLOP a batch forward, above" in why
-    assert pick("stacked", small, fed.train, 10**6) == ("stacked", "as asked")
+    assert pick("auto", small, fed.train, 10).name == "stacked"
+    choice = pick("auto", small, fed.train, 10**6)
+    assert (choice.name, choice.forced) == ("sequential", False)
+    assert "MFLOP per forward batch, above" in choice.reason
+    assert pick("stacked", small, fed.train, 10**6) == EngineChoice("stacked", "as requested")
     chain = layout_of(digits_net())
-    assert pick("auto", chain, fed.train, 50)[0] == "stacked"
-    assert "small chain of layers" in pick("auto", chain, fed.train, 50)[1]
-    assert pick("auto", chain, fed.train, 100)[0] == "sequential"
-    assert pick("auto", chain, fed.train, 50, by_hand=False)[0] == "sequential"
-    assert pick("sequential", small, fed.train, 1) == ("sequential", "as asked")
+    assert pick("auto", chain, fed.train, 50).name == "stacked"
+    assert "small chain of layers" in pick("auto", chain, fed.train, 50).reason
+    assert pick("auto", chain, fed.train, 100).name == "sequential"
+    assert pick("auto", chain, fed.train, 50, plain=False).name == "sequential"
+    assert pick("sequential", small, fed.train, 1) == EngineChoice("sequential", "as requested")

@@ -4,7 +4,8 @@ from helpers import federation, layout_of, small_net
 
 from fedcat.engines.batch_order import batch_lengths, batches
 from fedcat.protocol.hop import Hop
-from fedcat.protocol.local_rule import LocalRule, Task
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.task import Task
 
 
 @pytest.fixture
@@ -13,8 +14,8 @@ def task():
     return Task(0, layout_of(small_net()), fed, fed.train, LocalRule(), batch_size=3)
 
 
-def hop(task, device=0, **more):
-    return Hop(0, more.pop("round", 0), device, task.layout.pack(task.layout.net), more.pop("epochs", 2), 0.1, **more)
+def hop(task, client=0, **more):
+    return Hop(0, more.pop("round", 0), client, task.layout.pack(task.layout.net), more.pop("epochs", 2), 0.1, **more)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,10 @@ def test_the_last_batch_is_short_and_never_dropped(samples, join, expected):
     assert batch_lengths(samples, 3, join) == expected
 
 
-@pytest.mark.parametrize("device", [0, 1, 2])
-def test_each_epoch_sees_each_sample_once(task, device):
-    index, lengths = batches(task, hop(task, device, epochs=4))
-    mine = sorted(task.federation.indices(device).tolist())
+@pytest.mark.parametrize("client", [0, 1, 2])
+def test_each_epoch_sees_each_sample_once(task, client):
+    index, lengths = batches(task, hop(task, client, epochs=4))
+    mine = sorted(task.federation.indices(client).tolist())
     assert (index >= 0).sum(1).tolist() == lengths.tolist()
     seen = index[index >= 0].reshape(4, -1)
     assert all(sorted(epoch.tolist()) == mine for epoch in seen)

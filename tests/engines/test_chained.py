@@ -12,7 +12,7 @@ from fedcat.engines.chained import Chained, chained_of
 from fedcat.engines.fused.chain import chain_of
 from fedcat.engines.width import trial_rows, vmapped_gradients
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
-from fedcat.models.nets import CentreCrop
+from fedcat.models.nets import CenterCrop
 
 NETS = {
     "digits": digits_net,
@@ -27,7 +27,7 @@ NETS = {
         *(nn.Flatten(), nn.Linear(5, 10)),
     ),
     "crop": lambda: nn.Sequential(
-        *(CentreCrop(6), nn.Conv2d(1, 17, 3, padding=1), nn.ReLU(), nn.Conv2d(17, 3, 3, padding=1), nn.ReLU()),
+        *(CenterCrop(6), nn.Conv2d(1, 17, 3, padding=1), nn.ReLU(), nn.Conv2d(17, 3, 3, padding=1), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(108, 10)),
     ),
     "linear only": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10)),

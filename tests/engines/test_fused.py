@@ -13,14 +13,15 @@ pytest.importorskip("triton")
 from triton.runtime.errors import OutOfResources
 
 from fedcat.data.federation import Federation
-from fedcat.data.pool import Normalise, Pool
+from fedcat.data.pool import Normalize, Pool
 from fedcat.engines.fused.chain import Chain, chain_of
 from fedcat.engines.fused.program import Program
 from fedcat.engines.fused.trial import usable_chain, why_not
 from fedcat.engines.rows import Rows
 from fedcat.methods import FedAvg, FedGen, FedProx, Scaffold
-from fedcat.models.nets import NETS, CentreCrop
-from fedcat.protocol.local_rule import LocalRule, Task
+from fedcat.models.nets import NETS, CenterCrop
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.task import Task
 
 DEVICE = DEVICES[-1]
 
@@ -31,7 +32,7 @@ def pooled_apart():
 
 def overlapping():
     return nn.Sequential(
-        *(CentreCrop(7), nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True)),
+        *(CenterCrop(7), nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True)),
         *(nn.LocalResponseNorm(3, alpha=0.5), nn.Conv2d(5, 6, 3, padding=1), nn.ReLU()),
         *(nn.LocalResponseNorm(4, alpha=0.3, beta=0.6, k=2.0), nn.MaxPool2d(3, 2, padding=1), nn.Flatten()),
         nn.Linear(24, 10),
@@ -70,7 +71,7 @@ def stored(kind: str) -> Pool:
     rng = np.random.default_rng(0)
     y = rng.integers(10, size=30)
     if kind == "bytes":
-        return Pool(rng.integers(256, size=(30, 1, 8, 8), dtype=np.uint8), y, Normalise(255.0, (0.3,), (0.5,)))
+        return Pool(rng.integers(256, size=(30, 1, 8, 8), dtype=np.uint8), y, Normalize(255.0, (0.3,), (0.5,)))
     return Pool(rng.normal(size=(30, 1, 8, 8)), y)
 
 
@@ -198,11 +199,11 @@ def with_another():
         (lambda: nn.Sequential(nn.LocalResponseNorm(2), nn.Flatten(), nn.Linear(64, 10)), "begins with a norm"),
         (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)), "ReLU does not follow"),
         (lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(64, 10)), "some dimensions"),
-        (lambda: nn.Sequential(CentreCrop(4), nn.Flatten(), nn.Linear(16, 10)), "no convolution sees"),
-        (lambda: nn.Sequential(CentreCrop(7), nn.Flatten(), nn.Linear(49, 10)), "no convolution sees"),
-        (lambda: nn.Sequential(CentreCrop(7), CentreCrop(6), nn.Conv2d(1, 2, 3)), "elsewhere"),
+        (lambda: nn.Sequential(CenterCrop(4), nn.Flatten(), nn.Linear(16, 10)), "no convolution sees"),
+        (lambda: nn.Sequential(CenterCrop(7), nn.Flatten(), nn.Linear(49, 10)), "no convolution sees"),
+        (lambda: nn.Sequential(CenterCrop(7), CenterCrop(6), nn.Conv2d(1, 2, 3)), "elsewhere"),
         (with_another, "no layer is made"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), CentreCrop(4), nn.Flatten(), nn.Linear(32, 10)), "elsewhere"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), CenterCrop(4), nn.Flatten(), nn.Linear(32, 10)), "elsewhere"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10)), "buffers"),
     ],
 )
@@ -283,7 +284,7 @@ def test_each_pool_has_a_trial_of_its_own(monkeypatch):
     task = task_of(tiny())
     assert why_not(task, 4, "fp32") == ""
     monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2)
-    other = replace(task, pool=Pool(task.pool.x, task.pool.y, Normalise(3.0)))
+    other = replace(task, pool=Pool(task.pool.x, task.pool.y, Normalize(3.0)))
     with pytest.warns(UserWarning, match="differ"):
         assert "differ from autograd" in why_not(other, 4, "fp32")
     assert why_not(task, 4, "fp32") == ""
@@ -341,7 +342,7 @@ def test_memory_that_runs_out_in_the_trial_says_nothing_about_the_net(monkeypatc
 
 def test_flat_inputs_are_normalised_by_feature():
     rng = np.random.default_rng(0)
-    how = Normalise(1.0, tuple(rng.normal(size=6)), tuple(rng.uniform(0.5, 2, size=6)))
+    how = Normalize(1.0, tuple(rng.normal(size=6)), tuple(rng.uniform(0.5, 2, size=6)))
     pool = Pool(rng.normal(size=(20, 6)), rng.integers(3, size=20), how).to(torch.device(DEVICE))
     layout = layout_of(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.float32, DEVICE)
     rows = launch(layout, pool, 5, [2, 2])

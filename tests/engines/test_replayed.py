@@ -13,7 +13,7 @@ from fedcat.engines import StackedEngine
 from fedcat.engines.arena import LEAD, Arena, _levels
 from fedcat.engines.base import Engine
 from fedcat.engines.batch_order import batch_lengths
-from fedcat.engines.evaluation import evaluate_together
+from fedcat.engines.evaluation import evaluate_stacked
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.runs.simulation import run_together
@@ -99,7 +99,7 @@ def test_room_for_longer_hops_has_a_limit(replayed, monkeypatch):
     layout, fed = layout_of(small_net(), torch.float64, DEVICE), federation([4, 4, 4, 400])
     sim = simulate(FedAvg, fed, layout, StackedEngine(), rounds=4, k=2, batch_size=4, epochs=1, seed=1)
     sim.run()
-    longest = [max(sim.task.samples(d) // 4 for d in record.devices) for record in sim.history]
+    longest = [max(sim.task.samples(d) // 4 for d in record.clients) for record in sim.history]
     assert set(longest) == {1, 100}
     assert set(zip(longest, rooms, strict=True)) == {(1, 8), (100, 128)}
 
@@ -273,7 +273,7 @@ def test_many_rows_are_evaluated_in_one_pass():
 
     for index in (None, torch.tensor([1, 4, 2], device=layout.device)):
         one = One().evaluate(layout, rows, pool, index)
-        many = evaluate_together(layout, rows, pool, index)
+        many = evaluate_stacked(layout, rows, pool, index)
         assert [a for a, _ in many] == [a for a, _ in one]
         assert np.allclose([loss for _, loss in many], [loss for _, loss in one], rtol=1e-12)
     assert len({loss for _, loss in many}) == 5

@@ -182,7 +182,7 @@ def test_numbers_that_numpy_does_not_know_travel():
 
 
 def _accuracy(seed):
-    return fedcat.run(dataset="digits", devices=20, rounds=1, epochs=1, seed=seed, workers=2).accuracy
+    return fedcat.run(dataset="digits", clients=20, rounds=1, epochs=1, seed=seed, workers=2).accuracy
 
 
 def test_a_run_in_a_pool_of_processes_trains_in_its_own():

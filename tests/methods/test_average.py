@@ -12,7 +12,7 @@ from fedcat.methods.fedcluster import FedCluster
 from fedcat.methods.server_optimizer import Mean
 
 FED = federation([3, 9, 5, 12, 7, 4])
-SHORT = {"dataset": "digits", "rounds": 5, "epochs": 1, "evaluate_every": 1, "devices": 12, "per_round": 3}
+SHORT = {"dataset": "digits", "rounds": 5, "epochs": 1, "evaluate_every": 1, "clients": 12, "per_round": 3}
 
 
 def test_the_weights_fall_by_the_decay_and_add_up_to_one():
@@ -69,7 +69,7 @@ def test_other_methods_average_the_row_after_every_round(clusters):
 
 
 def test_at_the_end_of_a_cycle_the_stepped_row_enters_the_average():
-    sim = simulate(FedCat, FED, layout_of(small_net()), rounds=3, k=3, average=0.0, server=Mean(0.5))
+    sim = simulate(FedCat, FED, layout_of(small_net()), rounds=3, k=3, average=0.0, server_optimizer=Mean(0.5))
     sim.run()
     assert torch.equal(sim.method.models()["average"], sim.method.row)
 
@@ -98,8 +98,8 @@ def test_a_comparison_has_the_average_in_its_lines(tmp_path):
     for line, kept in zip(lines, stored, strict=True):
         assert line.others == ["average"]
         best = [max(r.others["average"][0] for r in result.history) for result in line.results]
-        assert line.mean("best", "average")[0] == pytest.approx(sum(best) / 2)
-        assert kept["others"]["average"]["best"]["mean"] == line.mean("best", "average")[0]
+        assert line.mean_std("best", "average")[0] == pytest.approx(sum(best) / 2)
+        assert kept["others"]["average"]["best"]["mean"] == line.mean_std("best", "average")[0]
         assert kept["relative_traffic"] == pytest.approx(1.0)
 
 
@@ -134,5 +134,5 @@ def test_what_a_method_does_not_keep_cannot_be_asked_for(tmp_path):
     result = fedcat.run(method="fedavg", out=tmp_path / "run", **SHORT)
     with pytest.raises(SettingError, match="unknown model 'average'"):
         result.model("average")
-    with pytest.raises(SettingError, match="unknown model 'average': known are global"):
+    with pytest.raises(SettingError, match="unknown model 'average': available: global"):
         fedcat.load_model(tmp_path / "run", model="average")

@@ -11,15 +11,15 @@ from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
 from torch import nn
 from torch.nn import functional
 
-from fedcat.core.rng import Purpose, chance, torch_seed
+from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines import StackedEngine, width
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
-from fedcat.methods.client_memory import DeviceMemory
+from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.rounds import RoundMethod
 from fedcat.models.nets import NETS
-from fedcat.protocol.hop import Reply, Status
 from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.reply import Reply, Status
 from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6], shape=(1, 8, 8))
@@ -27,7 +27,7 @@ FED = federation([3, 9, 5, 12, 7, 4, 8, 6], shape=(1, 8, 8))
 
 @dataclass(frozen=True)
 class DriftRule(LocalRule):
-    """Device memory: each device keeps the mean gradient of its last hop and leans against it next time."""
+    """Client memory: each client keeps the mean gradient of its last hop and leans against it next time."""
 
     strength: float = 0.5
 
@@ -43,23 +43,23 @@ class DriftRule(LocalRule):
 
 
 class Drift(RoundMethod):
-    """Keeps a row of memory for each device that took part and a common one, from what devices upload."""
+    """Keeps a row of memory for each client that took part and a common one, from what clients upload."""
 
     rule = DriftRule()
 
     def __init__(self, context):
         super().__init__(context)
         zero = context.start.new_zeros(context.layout.parameter_size)
-        self.memory = DeviceMemory({"lean": zero})
+        self.memory = ClientMemory({"lean": zero})
         self.common = zero
 
-    def hop(self, round, slot, device, visit):
-        return replace(super().hop(round, slot, device, visit), sent={"common": self.common})
+    def hop(self, round, slot, client, visit):
+        return replace(super().hop(round, slot, client, visit), sent={"common": self.common})
 
     def reduce(self, hops, replies):
         ends = torch.stack([reply.end for reply in replies])
-        self.row = weighted_mean(ends, [1.0] * len(ends))
         self.common = self.common + torch.stack([r.uploads["change"] for r in replies]).mean(0) / 8
+        return weighted_mean(ends, [1.0] * len(ends))
 
     def state(self):
         return {**super().state(), "common": self.common}
@@ -84,14 +84,14 @@ class HintRule(LocalRule):
         return plain + self.weight * functional.cross_entropy(net.head(made), beside.sent["labels"])
 
     def report(self, task, hop):
-        return {"counts": torch.from_numpy(task.federation.class_counts[hop.device])}
+        return {"counts": torch.from_numpy(task.federation.class_counts[hop.client])}
 
     def finish(self, start, end, steps, lr, momentum, sent, memory):
         return {"shift": (end - start).mean(1, keepdim=True)}, {}
 
 
 class Hint(RoundMethod):
-    """Sends a matrix beside the row and trains it on the server on what the devices' models make of it."""
+    """Sends a matrix beside the row and trains it on the server on what the clients' models make of it."""
 
     rule = HintRule()
 
@@ -101,15 +101,15 @@ class Hint(RoundMethod):
         self.labels = torch.arange(6, device=context.start.device)
         self.counts = []
 
-    def hop(self, round, slot, device, visit):
-        plain = super().hop(round, slot, device, visit)
+    def hop(self, round, slot, client, visit):
+        plain = super().hop(round, slot, client, visit)
         return replace(plain, sent={"hint": self.hint, "labels": self.labels})
 
     def reduce(self, hops, replies):
         layout = self.context.layout
         ends = torch.stack([reply.end for reply in replies])
         generator = torch.Generator().manual_seed(
-            torch_seed(chance(self.context.seed, Purpose.SERVER, hops[0].round)),
+            torch_seed(random_stream(self.context.seed, Purpose.SERVER, hops[0].round)),
         )
         noise = torch.randn(6, 64, generator=generator, dtype=torch.float64).to(ends)
         hint = self.hint.clone().requires_grad_()
@@ -119,13 +119,13 @@ class Hint(RoundMethod):
             losses.append(functional.cross_entropy(net.head(torch.tanh(noise @ hint)), self.labels))
         (slope,) = torch.autograd.grad(torch.stack(losses).sum(), hint)
         self.hint = (hint - 0.1 * slope).detach()
-        self.row = weighted_mean(ends, [reply.samples for reply in replies])
         self.counts += [reply.uploads["counts"].tolist() for reply in replies]
+        return weighted_mean(ends, [reply.samples for reply in replies])
 
 
 @dataclass(frozen=True)
 class ContrastRule(LocalRule):
-    """A loss that looks at where the device started and at what it was after its last hop."""
+    """A loss that looks at where the client started and at what it was after its last hop."""
 
     def loss(self, net, batch, beside):
         now = net.features(batch.x)
@@ -143,11 +143,11 @@ class Contrast(FedAvg):
 
     def __init__(self, context):
         super().__init__(context)
-        self.memory = DeviceMemory({"last": context.start[: context.layout.parameter_size]})
+        self.memory = ClientMemory({"last": context.start[: context.layout.parameter_size]})
 
 
 class Twice(FedAvg):
-    """Draws the same device twice in a round."""
+    """Draws the same client twice in a round."""
 
     def select(self, round):
         first, second, _ = super().select(round)
@@ -165,10 +165,10 @@ def run_both(method, device, dtype=torch.float64, net=None, **more):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_device_memory_enters_with_the_hop_and_leaves_in_the_reply(device):
+def test_client_memory_enters_with_the_hop_and_leaves_in_the_reply(device):
     (sequential, a), (stacked, b) = run_both(Drift, device)
     assert apart(b, a) < 1e-12
-    took_part = {d for record in sequential.history for d in record.devices}
+    took_part = {d for record in sequential.history for d in record.clients}
     assert len(sequential.method.memory) == len(took_part) < 9
     assert apart(stacked.method.common, sequential.method.common) < 1e-10
     plain = simulate(FedAvg, FED, sequential.task.layout, rounds=4, momentum=0.5)
@@ -191,11 +191,11 @@ def test_something_travels_beside_the_row_and_the_server_trains(device):
     row = sequential.task.layout.size * 8
     assert sequential.ledger.down == 4 * 3 * (row + 64 * 64 * 8 + 6 * 8)
     assert sequential.ledger.up == 4 * 3 * (row + 8 + 10 * 8)
-    assert sequential.method.counts[-1] == FED.class_counts[sequential.history[-1].devices[-1]].tolist()
+    assert sequential.method.counts[-1] == FED.class_counts[sequential.history[-1].clients[-1]].tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_loss_sees_the_start_and_the_devices_memory(device):
+def test_a_loss_sees_the_start_and_the_clients_memory(device):
     def net():
         torch.manual_seed(0)
         return NETS.get("digits-cnn")((1, 8, 8), 10)
@@ -206,16 +206,16 @@ def test_a_loss_sees_the_start_and_the_devices_memory(device):
     plain = simulate(FedAvg, FED, layout, rounds=4, momentum=0.5)
     plain.run()
     assert apart(plain.method.row, a) > 1e-6
-    assert len(sequential.method.memory) == len({d for record in sequential.history for d in record.devices})
+    assert len(sequential.method.memory) == len({d for record in sequential.history for d in record.clients})
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_device_twice_in_a_round(device):
+def test_one_client_twice_in_a_round(device):
     (sequential, a), (_, b) = run_both(Twice, device)
     assert apart(b, a) < 1e-12
     jobs = simulate(Twice, FED, sequential.task.layout).plan()
     assert [hop.visit for _, hop in jobs] == [0, 0, 1]
-    assert jobs[0][1].device == jobs[2][1].device
+    assert jobs[0][1].client == jobs[2][1].client
     ends = [reply.end for reply in sequential.engine.train(jobs)]
     assert not torch.equal(ends[0], ends[2])
     entries = [e for e in sequential.ledger if e.round == 0]
@@ -243,7 +243,7 @@ def test_replies_one_by_one_and_out_of_order_give_the_same_bits(method, engine, 
         single = simulate(method, FED, layout, engine, rounds=7, exact=True, momentum=0.5)
         one_by_one(single, random.Random(shuffle))
         assert torch.equal(single.method.row, whole.method.row)
-        assert [r.devices for r in single.history] == [r.devices for r in whole.history]
+        assert [r.clients for r in single.history] == [r.clients for r in whole.history]
         assert (single.ledger.up, single.ledger.down) == (whole.ledger.up, whole.ledger.down)
 
 
@@ -289,8 +289,7 @@ class Summing(FedAvg):
     rule = SummingRule()
 
     def reduce(self, hops, replies):
-        super().reduce(hops, replies)
-        self.row = self.row * (1 + 1e-3 * torch.tanh(replies[0].uploads["product"]))
+        return super().reduce(hops, replies) * (1 + 1e-3 * torch.tanh(replies[0].uploads["product"]))
 
 
 @pytest.mark.parametrize("device", DEVICES)

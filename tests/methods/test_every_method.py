@@ -11,7 +11,7 @@ from test_base import one_by_one
 
 from fedcat import engines
 from fedcat.methods import METHODS
-from fedcat.protocol.hop import Reply, Status
+from fedcat.protocol.reply import Reply, Status
 from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6, 5], shape=(1, 8, 8))
@@ -50,7 +50,7 @@ def test_the_engines_agree(name, options, words, device):
     a, b = (sim.method.row for sim in sims)
     assert torch.isfinite(a).all()
     assert apart(b, a) < 1e-11
-    assert [r.devices for r in sims[0].history] == [r.devices for r in sims[1].history]
+    assert [r.clients for r in sims[0].history] == [r.clients for r in sims[1].history]
     assert (sims[0].ledger.up, sims[0].ledger.down) == (sims[1].ledger.up, sims[1].ledger.down)
 
 
@@ -64,7 +64,7 @@ def test_replies_one_by_one_and_out_of_order_give_the_same_bits(name, options, w
     one_by_one(single, random.Random(1))
     for model, row in whole.method.models().items():
         assert torch.equal(single.method.models()[model], row)
-    assert [r.devices for r in single.history] == [r.devices for r in whole.history]
+    assert [r.clients for r in single.history] == [r.clients for r in whole.history]
     assert (single.ledger.up, single.ledger.down) == (whole.ledger.up, whole.ledger.down)
 
 
@@ -102,7 +102,7 @@ def test_all_methods_side_by_side_give_the_bits_that_they_give_alone(device):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_device_that_does_not_come_back_leaves_the_rest_to_go_on(name):
+def test_a_client_that_does_not_come_back_leaves_the_rest_to_go_on(name):
     layout = layout_of(digits_net(), torch.float32)
     sim = made(name, layout, "stacked")
     gone = random.Random(0)

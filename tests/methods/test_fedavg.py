@@ -5,7 +5,7 @@ from torch import nn
 
 from fedcat.methods import FedAvg
 from fedcat.methods.average import weighted_mean
-from fedcat.protocol.hop import Reply, Status
+from fedcat.protocol.reply import Reply, Status
 
 
 @pytest.fixture
@@ -28,17 +28,17 @@ def test_rows_of_no_weight_change_no_bit():
     assert torch.equal(weighted_mean(rows, [0, 2, 0, 3]), weighted_mean(rows[[1, 3]], [2, 3]))
 
 
-def test_one_round_is_the_average_of_plain_sgd_on_each_device(layout):
+def test_one_round_is_the_average_of_plain_sgd_on_each_client(layout):
     fed = federation([6, 9, 4])
     sim = simulate(FedAvg, fed, layout, rounds=1, k=3, batch_size=100, epochs=3, lr=0.2, momentum=0.0)
     start = sim.method.row
     sim.run()
     ends = []
-    for device in range(3):
+    for client in range(3):
         net = small_net().double()
         layout.write(start, net)
-        x = fed.train.x[fed.indices(device)].double()
-        y = fed.train.y[fed.indices(device)]
+        x = fed.train.x[fed.indices(client)].double()
+        y = fed.train.y[fed.indices(client)]
         for _ in range(3):
             net.zero_grad()
             nn.functional.cross_entropy(net(x), y).backward()
@@ -50,7 +50,7 @@ def test_one_round_is_the_average_of_plain_sgd_on_each_device(layout):
     assert apart(sim.method.row, expected) < 1e-14
 
 
-def test_one_device_is_plain_training(layout):
+def test_one_client_is_plain_training(layout):
     fed = federation([8])
     sim = simulate(FedAvg, fed, layout, rounds=3, k=1, batch_size=8, epochs=1, momentum=0.0)
     row = sim.method.row
@@ -78,12 +78,12 @@ def lose(sim, which, status=Status.FAILED):
     return replies
 
 
-def test_a_lost_device_is_left_out(layout):
+def test_a_lost_client_is_left_out(layout):
     sim = simulate(FedAvg, federation([5] * 6), layout, k=3)
     replies = lose(sim, {1})
     ends = torch.stack([replies[0].end, replies[2].end])
     assert torch.equal(sim.method.row, weighted_mean(ends, [replies[0].samples, replies[2].samples]))
-    assert sim.history[0].lost == [[sim.history[0].devices[1], "failed", "switched off"]]
+    assert sim.history[0].lost == [[sim.history[0].clients[1], "failed", "switched off"]]
 
 
 def test_when_all_are_lost_the_model_stays_and_the_round_counts(layout):

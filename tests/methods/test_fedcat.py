@@ -9,7 +9,7 @@ from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context
-from fedcat.protocol.hop import Reply, Status
+from fedcat.protocol.reply import Reply, Status
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -17,37 +17,37 @@ st = hypothesis.strategies
 LAYOUT = layout_of(small_net())
 
 
-def context(devices=12, k=3, seed=0, layout=LAYOUT):
-    return Context(seed, layout, layout.pack(layout.net), np.full(devices, 5), k, 1, lambda r: 0.1)
+def context(clients=12, k=3, seed=0, layout=LAYOUT):
+    return Context(seed, layout, layout.pack(layout.net), np.full(clients, 5), k, 1, lambda r: 0.1)
 
 
 def answer(hop, add=1.0, samples=5):
-    """Reply as a device that adds a number to the row."""
+    """Reply as a client that adds a number to the row."""
     return Reply(hop.id, hop.start + add, samples=samples, steps=1)
 
 
 @st.composite
 def runs(draw):
-    devices = draw(st.integers(1, 25))
-    k = draw(st.integers(1, min(devices, 6)))
+    clients = draw(st.integers(1, 25))
+    k = draw(st.integers(1, min(clients, 6)))
     options = {"epsilon": draw(st.sampled_from([0.0, 0.5, 1.0])), "lambda_": float(draw(st.integers(1, 3)))}
-    return FedCat(context(devices, k, draw(st.integers(0, 2**32))), **options), k
+    return FedCat(context(clients, k, draw(st.integers(0, 2**32))), **options), k
 
 
 @hypothesis.given(runs(), st.integers(1, 4))
 @hypothesis.settings(max_examples=60, deadline=None)
-def test_no_copy_meets_a_device_twice_in_a_cycle_and_all_copies_walk(made, cycles):
+def test_no_copy_meets_a_client_twice_in_a_cycle_and_all_copies_walk(made, cycles):
     method, k = made
     for _ in range(cycles):
         met = {copy: [] for copy in range(k)}
         for _ in range(k):
             hops = method.plan(method.round + 1)
             assert sorted(hop.copy for hop in hops) == list(range(k))
-            assert len({hop.device for hop in hops}) == k
+            assert len({hop.client for hop in hops}) == k
             for hop in hops:
-                met[hop.copy].append(hop.device)
+                met[hop.copy].append(hop.client)
             method.absorb([answer(hop) for hop in hops])
-        assert all(len(set(devices)) == k for devices in met.values())
+        assert all(len(set(clients)) == k for clients in met.values())
     counts = method.selector.table.dense(k)
     assert counts.sum(0).tolist() == [k * cycles] * k
 
@@ -59,8 +59,8 @@ def test_the_samples_of_the_copies_are_those_that_were_seen(k, samples, seed):
     seen = 0
     for r in range(k - 1):
         hops = method.plan(r + 1)
-        method.absorb([answer(hop, samples=samples[hop.device]) for hop in hops])
-        seen += sum(samples[hop.device] for hop in hops)
+        method.absorb([answer(hop, samples=samples[hop.client]) for hop in hops])
+        seen += sum(samples[hop.client] for hop in hops)
         assert sum(method.seen) == seen
 
 
@@ -70,23 +70,23 @@ def test_equal_copies_are_aggregated_to_the_copy(k, seed):
     method = FedCat(context(12, k, seed))
     row = method.row
     for r in range(k):
-        method.absorb([answer(hop, add=0.25, samples=hop.device + 1) for hop in method.plan(r + 1)])
+        method.absorb([answer(hop, add=0.25, samples=hop.client + 1) for hop in method.plan(r + 1)])
         row = row + 0.25
     assert torch.equal(method.row, row)
 
 
-def test_copy_i_goes_to_the_selected_device_offset_plus_i():
+def test_copy_i_goes_to_the_selected_client_offset_plus_i():
     method = FedCat(context(k=3))
     for r in range(3):
         hops = method.plan(r + 1)
         selected = method._chosen[r]
-        assert [hop.device for hop in hops] == [selected[(r + i) % 3] for i in range(3)]
+        assert [hop.client for hop in hops] == [selected[(r + i) % 3] for i in range(3)]
         method.absorb([answer(hop) for hop in hops])
 
 
 def test_a_cycle_by_hand():
-    """Two copies, two rounds: each copy adds what its devices add and counts what they hold."""
-    method = FedCat(context(devices=4, k=2), grouping=False)
+    """Two copies, two rounds: each copy adds what its clients add and counts what they hold."""
+    method = FedCat(context(clients=4, k=2), grouping=False)
     start = method.row
     first = method.plan(1)
     method.absorb([answer(first[0], 1.0, 10), answer(first[1], 2.0, 20)])
@@ -101,7 +101,7 @@ def test_a_cycle_by_hand():
 
 
 def test_a_failed_hop_leaves_its_copy_and_the_copy_moves_on():
-    method = FedCat(context(devices=6, k=2))
+    method = FedCat(context(clients=6, k=2))
     start = method.row
     a, b = method.plan(1)
     method.absorb([Reply.lost(a, Status.FAILED, "battery"), answer(b)])
@@ -115,7 +115,7 @@ def test_a_failed_hop_leaves_its_copy_and_the_copy_moves_on():
 
 
 def test_a_cycle_in_which_every_hop_fails_changes_nothing():
-    method = FedCat(context(devices=6, k=2))
+    method = FedCat(context(clients=6, k=2))
     start = method.row
     for r in range(2):
         method.absorb([Reply.lost(hop, Status.LATE, "late") for hop in method.plan(r + 1)])
@@ -124,7 +124,7 @@ def test_a_cycle_in_which_every_hop_fails_changes_nothing():
 
 
 def test_a_copy_walks_on_as_soon_as_its_own_hop_is_back():
-    method = FedCat(context(devices=9, k=3))
+    method = FedCat(context(clients=9, k=3))
     a, b, c = method.plan(100)
     method.absorb([answer(b)])
     (b2,) = method.plan(100)
@@ -138,13 +138,13 @@ def test_a_copy_walks_on_as_soon_as_its_own_hop_is_back():
     assert method.round == 1
 
 
-def test_a_device_that_is_named_twice_gets_two_orders_of_batches():
+def test_a_client_that_is_named_twice_gets_two_orders_of_batches():
     class Pair:
         def select(self, round):
             return np.array([4, 4, 2])
 
     method = FedCat(replace(context(k=3), selector=Pair()))
-    assert [(hop.device, hop.visit) for hop in method.plan(1)] == [(4, 0), (4, 1), (2, 0)]
+    assert [(hop.client, hop.visit) for hop in method.plan(1)] == [(4, 0), (4, 1), (2, 0)]
 
 
 def test_the_last_partial_cycle_is_aggregated_and_announced():
@@ -176,11 +176,11 @@ def test_without_grouping_and_concatenation_it_is_fedavg_bit_for_bit(engine, dty
     ours.run()
     theirs.run()
     assert torch.equal(ours.method.row, theirs.method.row)
-    assert [r.devices for r in ours.history] == [r.devices for r in theirs.history]
+    assert [r.clients for r in ours.history] == [r.clients for r in theirs.history]
     assert (ours.ledger.up, ours.ledger.down) == (theirs.ledger.up, theirs.ledger.down)
 
 
-def test_it_is_fedavg_bit_for_bit_also_when_devices_fail():
+def test_it_is_fedavg_bit_for_bit_also_when_clients_fail():
     fed = federation([3, 9, 5, 12, 7, 4])
     off = {"grouping": False, "concatenation": False}
     pair = [simulate(FedCat, fed, LAYOUT, k=3, options=off), simulate(FedAvg, fed, LAYOUT, k=3)]
@@ -195,7 +195,7 @@ def test_it_is_fedavg_bit_for_bit_also_when_devices_fail():
     assert torch.equal(pair[0].method.row, pair[1].method.row)
 
 
-def test_one_device_and_one_copy_is_plain_training():
+def test_one_client_and_one_copy_is_plain_training():
     fed = federation([7])
     ours = simulate(FedCat, fed, LAYOUT, rounds=4, k=1)
     theirs = simulate(FedAvg, fed, LAYOUT, rounds=4, k=1)
@@ -215,16 +215,16 @@ def test_traffic_is_fedavgs():
 
 
 def test_grouping_every_other_cycle():
-    method = FedCat(context(devices=12, k=3), lambda_=2.0)
+    method = FedCat(context(clients=12, k=3), lambda_=2.0)
     assert method.selector.period == 6
-    half = FedCat(context(devices=12, k=4), lambda_=0.5)
+    half = FedCat(context(clients=12, k=4), lambda_=0.5)
     assert half.selector.period == 2
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epsilon": 1.5}, "epsilon must lie between 0 and 1, got 1.5"),
+        ({"epsilon": 1.5}, "epsilon must be at least 0 and at most 1, got 1.5"),
         ({"lambda_": 0.0}, "lambda must be > 0"),
         ({"lambda_": 0.5}, r"lambda \* K = 0.5 \* 3 a whole number of rounds"),
         ({"lambda_": float("inf")}, "lambda must be > 0"),

@@ -4,7 +4,7 @@ from helpers import apart, federation, layout_of, simulate, small_net
 
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
-from fedcat.methods.fedprox import FedProx, Proximal
+from fedcat.methods.fedprox import FedProx, ProximalRule
 
 FED = federation([3, 9, 5, 12, 7, 4])
 
@@ -45,7 +45,7 @@ def test_the_term_is_half_mu_times_the_squared_distance():
     p = (start + torch.linspace(-1, 1, len(start), dtype=torch.float64)).requires_grad_()
     term = 0.3 / 2 * (p - start).norm() ** 2
     (wanted,) = torch.autograd.grad(term, p)
-    found = Proximal(0.3).gradient(torch.zeros_like(start)[None], p.detach()[None], start[None], {}, {})
+    found = ProximalRule(0.3).gradient(torch.zeros_like(start)[None], p.detach()[None], start[None], {}, {})
     assert torch.allclose(found[0], wanted, atol=1e-14)
 
 

@@ -9,13 +9,13 @@ from fedcat.methods import FedAvg
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedcluster import FedCluster
-from fedcat.protocol.hop import Reply, Status
+from fedcat.protocol.reply import Reply, Status
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6, 5, 10, 11])
 LAYOUT = layout_of(small_net())
 
 
-def test_clusters_divide_the_devices_and_each_gives_its_share_of_the_round():
+def test_clusters_divide_the_clients_and_each_gives_its_share_of_the_round():
     sim = simulate(FedCluster, FED, LAYOUT, k=5, rounds=8, options={"clusters": 3})
     clusters = [set(cluster.tolist()) for cluster in sim.method.clusters]
     assert sorted(len(c) for c in clusters) == [3, 4, 4]
@@ -25,9 +25,9 @@ def test_clusters_divide_the_devices_and_each_gives_its_share_of_the_round():
         order = []
         for _ in range(3):
             jobs = sim.plan()
-            devices = {hop.device for _, hop in jobs}
-            (which,) = [i for i, cluster in enumerate(clusters) if devices <= cluster]
-            assert len(devices) == len(jobs) == (2, 2, 1)[which]
+            clients = {hop.client for _, hop in jobs}
+            (which,) = [i for i, cluster in enumerate(clusters) if clients <= cluster]
+            assert len(clients) == len(jobs) == (2, 2, 1)[which]
             order.append(which)
             sim.absorb(sim.engine.train(jobs))
         assert sim.method.round == round + 1
@@ -35,7 +35,7 @@ def test_clusters_divide_the_devices_and_each_gives_its_share_of_the_round():
         sim.record()
     assert len(orders) > 1
     assert all(sorted(order) == [0, 1, 2] for order in orders)
-    assert all(len(record.devices) == 5 for record in sim.history)
+    assert all(len(record.clients) == 5 for record in sim.history)
 
 
 def test_a_cluster_starts_from_the_model_that_the_last_one_left():
@@ -60,13 +60,13 @@ def test_with_everybody_in_one_cluster_and_in_every_round_it_is_fedavg():
 
 
 @pytest.mark.parametrize("clusters", [-1, 4])
-def test_more_clusters_than_devices_in_a_round_are_refused(clusters):
-    with pytest.raises(SettingError, match="clusters must be at least 0 and at most the 3 devices of a round"):
+def test_more_clusters_than_clients_in_a_round_are_refused(clusters):
+    with pytest.raises(SettingError, match="clusters must be at least 0 and at most the 3 clients of a round"):
         simulate(FedCluster, FED, LAYOUT, k=3, options={"clusters": clusters})
 
 
 @pytest.mark.parametrize(("k", "clusters"), [(3, 3), (9, 5)])
-def test_by_default_there_are_five_clusters_or_as_many_as_devices_in_a_round(k, clusters):
+def test_by_default_there_are_five_clusters_or_as_many_as_clients_in_a_round(k, clusters):
     assert simulate(FedCluster, FED, LAYOUT, k=k).method.stages == clusters
 
 
@@ -84,7 +84,7 @@ def test_hops_of_a_round_have_ids_and_slots_of_their_own(method):
     assert len({number for hops in found.values() for number, _ in hops}) == 14
 
 
-def test_a_device_that_two_tours_meet_in_one_round_is_visited_twice():
+def test_a_client_that_two_tours_meet_in_one_round_is_visited_twice():
     """Its second hop has chance of its own: another order of batches."""
     fed = federation([4, 9, 5, 12, 7])
     for seed in range(20):
@@ -95,21 +95,21 @@ def test_a_device_that_two_tours_meet_in_one_round_is_visited_twice():
             hops += [hop for _, hop in jobs if hop.round == 1]
             sim.absorb(sim.engine.train(jobs))
             sim.record()
-        devices = [hop.device for hop in hops]
-        assert [hop.visit for hop in hops] == [devices[:i].count(device) for i, device in enumerate(devices)]
-        if len(set(devices)) < 4:
+        clients = [hop.client for hop in hops]
+        assert [hop.visit for hop in hops] == [clients[:i].count(client) for i, client in enumerate(clients)]
+        if len(set(clients)) < 4:
             return
-    pytest.fail("no round met a device twice")
+    pytest.fail("no round met a client twice")
 
 
 @pytest.mark.parametrize("reshuffle", [False, True])
-def test_one_model_goes_round_all_devices(reshuffle):
+def test_one_model_goes_round_all_clients(reshuffle):
     sim = simulate(Cyclic, FED, LAYOUT, k=4, rounds=11, options={"reshuffle": reshuffle})
     row, walked = sim.method.row, []
     while not sim.done:
         ((task, hop),) = sim.plan()
         assert torch.equal(hop.start, row)
-        walked.append(hop.device)
+        walked.append(hop.client)
         (reply,) = sim.engine.train([(task, hop)])
         sim.absorb([reply])
         row = reply.end
@@ -118,17 +118,17 @@ def test_one_model_goes_round_all_devices(reshuffle):
     tours = [walked[i : i + 11] for i in range(0, 44, 11)]
     assert all(sorted(tour) == list(range(11)) for tour in tours)
     assert (tours[0] == tours[1]) != reshuffle
-    assert all(len(record.devices) == 4 for record in sim.history)
+    assert all(len(record.clients) == 4 for record in sim.history)
 
 
-def test_a_device_that_is_away_is_passed_over():
+def test_a_client_that_is_away_is_passed_over():
     sim = simulate(Cyclic, FED, LAYOUT, k=2, rounds=1)
     before = sim.method.row
     ((_, hop),) = sim.plan()
     sim.absorb([Reply.lost(hop, Status.FAILED, "away")])
     assert torch.equal(sim.method.row, before)
     ((_, following),) = sim.plan()
-    assert following.device != hop.device
+    assert following.client != hop.client
 
 
 @pytest.mark.parametrize("method", [FedCluster, Cyclic])

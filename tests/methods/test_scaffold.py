@@ -11,8 +11,8 @@ from fedcat.data.federation import Federation
 from fedcat.data.pool import Pool
 from fedcat.methods import FedAvg
 from fedcat.methods.base import Context
-from fedcat.methods.scaffold import Controlled, Scaffold, amplification
-from fedcat.protocol.hop import Reply, Status
+from fedcat.methods.scaffold import ControlVariateRule, Scaffold, amplification
+from fedcat.protocol.reply import Reply, Status
 from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4])
@@ -35,15 +35,15 @@ def test_how_much_momentum_lengthens_the_way(momentum, steps, wanted):
 @pytest.mark.parametrize("variant", ["corrected", "after-step", "plain"])
 @pytest.mark.parametrize("weighting", ["equal", "samples"])
 @pytest.mark.parametrize("k", [6, 3])
-def test_the_servers_control_variate_is_the_mean_of_the_devices(variant, weighting, k):
-    """Under full participation, and under partial as well, devices that never took part counting as zero."""
+def test_the_servers_control_variate_is_the_mean_of_the_clients(variant, weighting, k):
+    """Under full participation, and under partial as well, clients that never took part counting as zero."""
     layout = layout_of(small_net())
     options = {"variant": variant, "weighting": weighting}
     sim = simulate(Scaffold, FED, layout, "stacked", k=k, rounds=5, lr=0.02, momentum=0.5, options=options)
     sim.run()
     method = sim.method
     shares = FED.sizes / FED.sizes.sum() if weighting == "samples" else np.full(6, 1 / 6)
-    mean = sum(share * method.memory[device]["control"] for device, share in enumerate(shares))
+    mean = sum(share * method.memory[client]["control"] for client, share in enumerate(shares))
     assert method.control.norm() > 1e-3
     assert torch.allclose(mean, method.control, atol=1e-14)
 
@@ -72,8 +72,8 @@ def test_without_momentum_the_printed_form_and_the_corrected_one_are_the_same():
 
 
 def test_a_round_by_hand():
-    """Option II on one device of two, plain SGD: y -= lr (g - c_i + c); c_i+ = c_i - c + (x - y) / (steps lr)."""
-    rule = Controlled("plain")
+    """Option II on one client of two, plain SGD: y -= lr (g - c_i + c); c_i+ = c_i - c + (x - y) / (steps lr)."""
+    rule = ControlVariateRule("plain")
     start, end = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.4, 2.6]])
     sent, memory = {"control": torch.tensor([[0.1, -0.2]])}, {"control": torch.tensor([[0.5, 0.3]])}
     column = [torch.tensor([[v]]) for v in (3.0, 0.2, 0.0)]
@@ -97,7 +97,7 @@ class Point(nn.Module):
 
 
 @dataclass(frozen=True)
-class Quadratic(Controlled):
+class Quadratic(ControlVariateRule):
     """f_i(w) = (w - b_i)^2 / 2."""
 
     def loss(self, net, batch, beside):
@@ -105,7 +105,7 @@ class Quadratic(Controlled):
 
 
 def on_quadratics(variant, momentum, rounds=60, sizes=(1, 2, 3, 4), engine="stacked"):
-    """Return the errors |w - mean of b_i| after each round; all four devices take part, with 20 steps a sample."""
+    """Return the errors |w - mean of b_i| after each round; all four clients take part, with 20 steps a sample."""
     b = np.array([-3.0, 0.5, 1.0, 7.0])
     owner = np.repeat(np.arange(4), sizes)
     pool = Pool(b[owner][:, None], np.zeros(len(owner), int))
@@ -144,12 +144,12 @@ def test_on_quadratics_with_momentum_the_default_converges_and_the_printed_form_
     assert on_quadratics("plain", 0.0, rounds=300)[-1] < 1e-9
 
 
-def test_the_correction_after_the_step_is_stable_and_exact_only_where_devices_take_as_many_steps():
+def test_the_correction_after_the_step_is_stable_and_exact_only_where_clients_take_as_many_steps():
     assert on_quadratics("after-step", 0.9, sizes=(2, 2, 2, 2))[-1] < 1e-9
     assert 0.4 < on_quadratics("after-step", 0.9)[-1] < 0.5
 
 
-def test_a_device_that_is_drawn_twice_counts_once_in_the_control_variate():
+def test_a_client_that_is_drawn_twice_counts_once_in_the_control_variate():
     class Twice(Scaffold):
         def select(self, round):
             first, second, _ = super().select(round)
@@ -157,12 +157,12 @@ def test_a_device_that_is_drawn_twice_counts_once_in_the_control_variate():
 
     sim = simulate(Twice, FED, layout_of(small_net()), rounds=4, momentum=0.5, lr=0.02)
     sim.run()
-    mean = sum(sim.method.memory[device]["control"] for device in range(6)) / 6
+    mean = sum(sim.method.memory[client]["control"] for client in range(6)) / 6
     assert torch.allclose(mean, sim.method.control, atol=1e-14)
 
 
-def test_only_devices_that_took_part_have_a_control_variate():
-    """100,000 devices and a row of 1,000: all of them would take 400 MB."""
+def test_only_clients_that_took_part_have_a_control_variate():
+    """100,000 clients and a row of 1,000: all of them would take 400 MB."""
     layout = layout_of(nn.Linear(99, 10), torch.float32)
     samples = np.ones(100_000, np.int64)
     start = layout.pack(layout.net)
@@ -170,7 +170,7 @@ def test_only_devices_that_took_part_have_a_control_variate():
     took_part = set()
     for _ in range(5):
         hops = method.plan(5)
-        took_part |= {hop.device for hop in hops}
+        took_part |= {hop.client for hop in hops}
         ones = {"control": torch.ones(1000)}
         method.absorb(
             [

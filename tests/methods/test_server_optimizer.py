@@ -4,7 +4,7 @@ from helpers import apart, federation, layout_of, simulate, small_net
 from torch import nn
 
 import fedcat
-from fedcat.cli.settings import settings_of
+from fedcat.config.resolve import SettingsFile, resolve
 from fedcat.core.errors import SettingError
 from fedcat.methods import METHODS, FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
@@ -12,8 +12,8 @@ from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedcluster import FedCluster
 from fedcat.methods.fedopt import FedAdam, FedAvgM
 from fedcat.methods.scaffold import Scaffold
-from fedcat.methods.server_optimizer import SERVER_STEPS, Adam, Mean, Momentum, ServerStep
-from fedcat.runs.build import Workshop
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS, Adam, Mean, Momentum, ServerOptimizer
+from fedcat.runs.build import Builder
 from fedcat.runs.comparison import Comparison
 
 FED = federation([3, 9, 5, 12, 7, 4])
@@ -59,7 +59,10 @@ def test_adam_by_hand():
 @pytest.mark.parametrize(("method", "step"), [(FedAvgM, Momentum), (FedAdam, Adam)])
 def test_the_named_methods_are_fedavg_with_that_step(method, step):
     layout = layout_of(small_net())
-    named, built = simulate(method, FED, layout, rounds=4), simulate(FedAvg, FED, layout, rounds=4, server=step())
+    named, built = (
+        simulate(method, FED, layout, rounds=4),
+        simulate(FedAvg, FED, layout, rounds=4, server_optimizer=step()),
+    )
     plain = simulate(FedAvg, FED, layout, rounds=4)
     for sim in (named, built, plain):
         sim.run()
@@ -76,7 +79,7 @@ def test_every_averaging_method_takes_every_step(name, step):
     options = {"fedcluster": {"clusters": 1}}.get(name, {})
 
     def made(server):
-        return simulate(METHODS.get(name), FED, layout, options=options, rounds=6, server=server)
+        return simulate(METHODS.get(name), FED, layout, options=options, rounds=6, server_optimizer=server)
 
     plain, stepped = made(Mean()), made(step())
     start = plain.method.row
@@ -91,7 +94,7 @@ def test_every_averaging_method_takes_every_step(name, step):
 
 def test_every_stage_of_a_round_takes_the_step():
     layout = layout_of(small_net())
-    sim = simulate(FedCluster, FED, layout, k=4, rounds=1, options={"clusters": 2}, server=Mean(0.5))
+    sim = simulate(FedCluster, FED, layout, k=4, rounds=1, options={"clusters": 2}, server_optimizer=Mean(0.5))
     for _ in range(2):
         before = sim.method.row
         jobs = sim.plan()
@@ -107,7 +110,7 @@ def test_buffers_are_averaged_whatever_the_step():
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 10))
     layout = layout_of(net)
     size = layout.parameter_size
-    sims = [simulate(FedAvg, FED, layout, rounds=1, server=server) for server in (Mean(), Adam(lr=0.5))]
+    sims = [simulate(FedAvg, FED, layout, rounds=1, server_optimizer=server) for server in (Mean(), Adam(lr=0.5))]
     for sim in sims:
         sim.run()
     a, b = (sim.method.row for sim in sims)
@@ -126,7 +129,7 @@ def test_a_round_in_which_nobody_came_back_moves_nothing():
 
 def test_scaffolds_global_step_size_is_the_servers():
     layout = layout_of(small_net())
-    sims = [simulate(Scaffold, FED, layout, rounds=1, server=server) for server in (Mean(), Mean(0.25))]
+    sims = [simulate(Scaffold, FED, layout, rounds=1, server_optimizer=server) for server in (Mean(), Mean(0.25))]
     start = sims[0].method.row
     for sim in sims:
         sim.run()
@@ -139,13 +142,13 @@ def test_settings_choose_the_step_and_leave_its_defaults_to_it(tmp_path):
     """What was not given is not written, so that a run's file can be taken up with another method or step."""
     fedcat.run(method="fedavgm", out=tmp_path / "m", **SHORT)
     text = (tmp_path / "m" / "settings.toml").read_text()
-    assert 'server = ""' in text
-    assert "server_" not in text
-    found = Workshop().prepare({**SHORT, "method": "fedcat", "server": "adam", "server_tau": 0.01})
-    assert (found.settings.server, found.settings.server_tau, found.settings.server_lr) == ("adam", 0.01, None)
-    step = found.simulation.method.server
+    assert 'server_optimizer = ""' in text
+    assert "server_options" not in text
+    found = Builder().build({**SHORT, "method": "fedcat", "server_optimizer": "adam", "server_tau": 0.01})
+    assert (found.settings.server_optimizer, found.settings.server_options) == ("adam", {"tau": 0.01})
+    step = found.simulation.method.server_optimizer
     assert (step.lr, step.momentum, step.beta2, step.tau) == (0.01, 0.9, 0.99, 0.01)
-    step = Workshop().prepare({**SHORT, "method": "fedavgm", "server_momentum": 0.5}).simulation.method.server
+    step = Builder().build({**SHORT, "method": "fedavgm", "server_momentum": 0.5}).simulation.method.server_optimizer
     assert (type(step), step.lr, step.momentum) == (Momentum, 1.0, 0.5)
 
 
@@ -154,43 +157,46 @@ def wrapped(context):
 
 
 def test_a_comparison_says_which_methods_do_not_take_a_setting():
-    ready = Comparison(["fedavg", "fedavgm", "cyclic"], 1, server="adam", server_lr=0.1, **SHORT)
+    ready = Comparison(["fedavg", "fedavgm", "cyclic"], 1, server_optimizer="adam", server_lr=0.1, **SHORT)
     for name in ("fedavgm", "cyclic"):
-        assert f"server, server_lr do not go to {name}, see `fedcat methods`" in ready.notes
+        assert f"server_lr, server_optimizer not used by {name}, see `fedcat methods`" in ready.notes
     assert len(ready.notes) == 2
 
 
 def test_what_a_file_says_of_no_step_is_nothing():
     """A run's settings.toml holds an empty name, which concerns nobody."""
-    assert Comparison(["fedavg", "fedavgm", "cyclic"], 1, server="", **SHORT).notes == []
-    assert Comparison(["cyclic"], 1, server="", **SHORT).notes == []
-    assert Comparison(["fedavgm"], 1, server="momentum", **SHORT).notes == []
+    assert Comparison(["fedavg", "fedavgm", "cyclic"], 1, server_optimizer="", **SHORT).notes == []
+    assert Comparison(["cyclic"], 1, server_optimizer="", **SHORT).notes == []
+    assert Comparison(["fedavgm"], 1, server_optimizer="momentum", **SHORT).notes == []
 
 
-def test_a_file_leaves_its_server_settings_behind_for_another_method_or_step(tmp_path):
-    fedcat.run(method="fedavg", server="momentum", server_lr=0.5, out=tmp_path / "a", **SHORT)
+def test_a_file_leaves_its_server_settings_behind_for_another_method_or_optimizer(tmp_path):
+    fedcat.run(method="fedavg", server_optimizer="momentum", server_lr=0.5, out=tmp_path / "a", **SHORT)
     file = tmp_path / "a" / "settings.toml"
-    same, notes = settings_of(file, {}, [])
-    assert (same["server"], same["server_lr"], notes) == ("momentum", 0.5, [])
-    other, notes = settings_of(file, {"method": "cyclic"}, [])
-    assert "server" not in other
-    assert "server_lr" not in other
-    assert notes == [f"left behind in {file}: server, server_lr"]
-    other, notes = settings_of(file, {"server": "adam"}, [])
-    assert other["server"] == "adam"
-    assert "server_lr" not in other
+
+    def resolved(**given):
+        found = resolve(given, SettingsFile.read(file))
+        return found.settings.server_optimizer, found.settings.server_options, found.notes
+
+    assert resolved() == ("momentum", {"lr": 0.5}, ())
+    assert resolved(server_lr=0.25)[:2] == ("momentum", {"lr": 0.25})
+    assert resolved(method="cyclic") == ("", {}, (f"left behind in {file}: server_optimizer, server_options.lr",))
+    assert resolved(server_optimizer="adam") == ("adam", {}, (f"left behind in {file}: server_options.lr",))
 
 
 def test_a_method_that_a_function_makes_has_its_own_step():
-    assert type(Workshop().prepare({**SHORT, "method": wrapped}).simulation.method.server) is Momentum
+    assert type(Builder().build({**SHORT, "method": wrapped}).simulation.method.server_optimizer) is Momentum
 
 
 def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
     def steps(methods, sweep=None, **given):
         ready = Comparison(methods, 1, sweep, **SHORT, **given)
         return {
-            label: (type(p.simulation.method.server).__name__, getattr(p.simulation.method.server, "momentum", None))
-            for label, p in zip(ready.labels, ready.prepared, strict=True)
+            label: (
+                type(p.simulation.method.server_optimizer).__name__,
+                getattr(p.simulation.method.server_optimizer, "momentum", None),
+            )
+            for label, p in zip(ready.labels, ready.runs, strict=True)
         }
 
     assert steps(["fedavg", "fedavgm"], server_momentum=0.5) == {"fedavg": ("Mean", None), "fedavgm": ("Momentum", 0.5)}
@@ -199,24 +205,24 @@ def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
         "fedavgm server_momentum=0.5": ("Momentum", 0.5),
         "fedavgm server_momentum=0.8": ("Momentum", 0.8),
     }
-    assert steps(["fedavg", "fedavgm", "cyclic"], {"server": ["mean", "momentum"]}) == {
-        "fedavg server=mean": ("Mean", None),
-        "fedavg server=momentum": ("Momentum", 0.9),
+    assert steps(["fedavg", "fedavgm", "cyclic"], {"server_optimizer": ["mean", "momentum"]}) == {
+        "fedavg server_optimizer=mean": ("Mean", None),
+        "fedavg server_optimizer=momentum": ("Momentum", 0.9),
         "fedavgm": ("Momentum", 0.9),
         "cyclic": ("Mean", None),
     }
-    assert len(steps(["fedavg"], {"server": ["momentum", "adam"], "server_tau": [0.001, 0.01]})) == 3
-    assert steps(["fedavg", "fedavgm"], server="adam", server_momentum=0.5) == {
+    assert len(steps(["fedavg"], {"server_optimizer": ["momentum", "adam"], "server_tau": [0.001, 0.01]})) == 3
+    assert steps(["fedavg", "fedavgm"], server_optimizer="adam", server_momentum=0.5) == {
         "fedavg": ("Adam", 0.5),
         "fedavgm": ("Momentum", 0.9),
     }
-    assert steps(["fedavgm"], server="momentum") == {"fedavgm": ("Momentum", 0.9)}
+    assert steps(["fedavgm"], server_optimizer="momentum") == {"fedavgm": ("Momentum", 0.9)}
     assert steps([wrapped], server_momentum=0.5) == {"wrapped": ("Momentum", 0.5)}
     with pytest.raises(SettingError, match="server_tau has no effect on any of the methods fedavg, cyclic"):
         steps(["fedavg", "cyclic"], server_tau=0.1)
 
 
-class Halfway(ServerStep):
+class Halfway(ServerOptimizer):
     def __init__(self, lr: float = 0.5):
         self.lr = lr
 
@@ -240,38 +246,50 @@ class Short(Halfway):
 
 
 def test_a_users_own_step():
-    own = fedcat.run(method="fedavg", server=Halfway, server_lr=0.25, **SHORT)
-    assert own.settings.server == "test_server_optimizer:Halfway"
-    same = fedcat.run(method="fedavg", server="mean", server_lr=0.25, **SHORT)
+    own = fedcat.run(method="fedavg", server_optimizer=Halfway, server_lr=0.25, **SHORT)
+    assert own.settings.server_optimizer == "test_server_optimizer:Halfway"
+    same = fedcat.run(method="fedavg", server_optimizer="mean", server_lr=0.25, **SHORT)
     assert own.history[-1].loss == same.history[-1].loss
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "fedavg", "server": "adamm"}, "unknown server 'adamm': did you mean 'adam'"),
-        ({"method": "fedavg", "server_tau": 0.1}, "server_tau has no effect on the server's step 'mean'"),
-        ({"method": "fedavgm", "server": "adam"}, "server must be 'momentum' or left out for the method FedAvgM"),
-        ({"method": "cyclic", "server": "adam"}, "server cannot be set: the method Cyclic"),
+        ({"method": "fedavg", "server_optimizer": "adamm"}, "unknown server_optimizer 'adamm': did you mean 'adam'"),
+        (
+            {"method": "fedavg", "server_tau": 0.1},
+            "unknown option of mean 'server_tau': did you mean 'server_lr'. available: server_lr",
+        ),
+        (
+            {"method": "fedavgm", "server_optimizer": "adam"},
+            "server_optimizer must be 'momentum' or left out for the method FedAvgM",
+        ),
+        ({"method": "cyclic", "server_optimizer": "adam"}, "server_optimizer cannot be set: the method Cyclic"),
         ({"method": "cyclic", "server_lr": 0.5}, "server_lr cannot be set: the method Cyclic"),
-        ({"method": "fedavg", "server_lr": 0.0}, "server_lr must be > 0 and finite, got 0"),
+        ({"method": "fedavg", "server_lr": 0.0}, "server_lr must be > 0, got 0"),
         ({"method": "fedavgm", "server_momentum": 1.0}, "server_momentum must be at least 0 and below 1, got 1"),
         ({"method": "fedadam", "server_tau": float("nan")}, "server_tau must be > 0 and finite, got nan"),
-        ({"method": "fedavg", "server": 3}, "server must be a name, a ServerStep class or what makes one, got 3"),
-        ({"method": "fedavg", "server": lambda: 3}, "must make a ServerStep, got int"),
         (
-            {"method": "fedavg", "server": ServerStep},
-            "server 'fedcat.methods.server_optimizer:ServerStep' must define step",
+            {"method": "fedavg", "server_optimizer": 3},
+            "server_optimizer must be a string, got 3",
+        ),
+        ({"method": "fedavg", "server_optimizer": lambda: 3}, "must make a ServerOptimizer, got int"),
+        (
+            {"method": "fedavg", "server_optimizer": ServerOptimizer},
+            "server_optimizer 'fedcat.methods.server_optimizer:ServerOptimizer' must define step",
         ),
         (
-            {"method": "fedavg", "server": Needy},
-            "server 'test_server_optimizer:Needy' must be a ServerStep class whose",
+            {"method": "fedavg", "server_optimizer": Needy},
+            "server_optimizer 'test_server_optimizer:Needy' must be a ServerOptimizer class",
         ),
         (
-            {"method": "fedavg", "server": Short},
-            r"server Short must return .* of shape \(13706,\), got torch.float32 of shape",
+            {"method": "fedavg", "server_optimizer": Short},
+            r"server_optimizer Short must return .* of shape \(13706,\), got torch.float32 of shape",
         ),
-        ({"method": "fedavg", "server": Mute}, r"server Mute must return parameters of .* got None"),
+        (
+            {"method": "fedavg", "server_optimizer": Mute},
+            r"server_optimizer Mute must return parameters of .* got None",
+        ),
         ({"method": "fedavg", "average": 1.0}, "average must be at least 0 and below 1, got 1"),
     ],
 )
@@ -281,6 +299,6 @@ def test_what_cannot_be_is_named(given, message):
 
 
 def test_the_registry_lists_the_steps():
-    assert [name for name, _ in SERVER_STEPS] == ["adam", "mean", "momentum"]
-    assert Cyclic.server_step is None
-    assert FedCat.server_step == "mean"
+    assert [name for name, _ in SERVER_OPTIMIZERS] == ["adam", "mean", "momentum"]
+    assert Cyclic.default_server_optimizer is None
+    assert FedCat.default_server_optimizer == "mean"

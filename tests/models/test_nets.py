@@ -4,7 +4,7 @@ from torch import nn
 
 from fedcat.core.errors import SettingError
 from fedcat.models.layout import Layout
-from fedcat.models.nets import NETS, CentreCrop, check_outputs
+from fedcat.models.nets import NETS, CenterCrop, check_outputs
 
 SHAPES = {
     "digits-cnn": (1, 8, 8),
@@ -43,7 +43,7 @@ def test_the_list_of_nets_is_complete():
 
 def test_the_crop_is_central():
     image = torch.arange(32 * 32.0).view(1, 1, 32, 32)
-    assert torch.equal(CentreCrop(24)(image), image[..., 4:28, 4:28])
+    assert torch.equal(CenterCrop(24)(image), image[..., 4:28, 4:28])
 
 
 def test_the_far_sides_of_mcmahans_pooling_are_padded():

@@ -1,11 +1,13 @@
 import pytest
 import torch
 
-from fedcat.protocol.hop import Door, Hop, Reply, Status, hop_id
+from fedcat.protocol.hop import Hop, hop_id
+from fedcat.protocol.reply import Reply, Status
+from fedcat.protocol.reply_check import ReplyCheck
 
 
 def hop(id=0, **more):
-    return Hop(id, round=0, device=3, start=torch.zeros(4), epochs=1, lr=0.1, **more)
+    return Hop(id, round=0, client=3, start=torch.zeros(4), epochs=1, lr=0.1, **more)
 
 
 def good(id=0, end=None, **more):
@@ -14,7 +16,7 @@ def good(id=0, end=None, **more):
 
 @pytest.fixture
 def door():
-    made = Door(4, torch.float32, bound=10.0)
+    made = ReplyCheck(4, torch.float32, bound=10.0)
     made.expect([hop(0), hop(1)])
     return made
 
@@ -22,7 +24,7 @@ def door():
 def test_a_sound_reply_passes_as_it_is(door):
     reply = good()
     ((sent, admitted),) = door.admit([reply])
-    assert sent.device == 3
+    assert sent.client == 3
     assert admitted is reply
 
 
@@ -35,7 +37,7 @@ def test_a_sound_reply_passes_as_it_is(door):
         (good(end=torch.tensor([1.0, -torch.inf, 0.0, 0.0])), "not finite"),
         (good(uploads={"c": torch.tensor([torch.nan])}), "not finite"),
         (good(memory={"c": torch.tensor([torch.inf])}), "not finite"),
-        (good(end=torch.full((4,), 6.0)), "a change of norm 12, above the bound 10"),
+        (good(end=torch.full((4,), 6.0)), "an update of norm 12, above the bound 10"),
         (good(samples=0), "0 samples and 2 steps"),
         (good(steps=0), "5 samples and 0 steps"),
         (Reply(0, None, samples=1, steps=1), "no row came back"),

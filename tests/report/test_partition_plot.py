@@ -7,12 +7,12 @@ from fedcat.data.builtin import digits
 from fedcat.report.partition_plot import draw_partition
 
 
-@pytest.mark.parametrize("devices", [12, 150])
-def test_a_picture_is_drawn_and_shows_the_partition(tmp_path, devices):
+@pytest.mark.parametrize("clients", [12, 150])
+def test_a_picture_is_drawn_and_shows_the_partition(tmp_path, clients):
     pictures = []
     for seed in (0, 1):
         path = tmp_path / f"{seed}.png"
-        draw_partition(digits().divide(devices, "dirichlet", seed=seed, alpha=0.3), path)
+        draw_partition(digits().divide(clients, "dirichlet", seed=seed, alpha=0.3), path)
         with Image.open(path) as image:
             pictures.append(np.asarray(image.convert("L")))
     assert pictures[0].shape == pictures[1].shape
@@ -22,7 +22,7 @@ def test_a_picture_is_drawn_and_shows_the_partition(tmp_path, devices):
 
 
 def test_a_picture_can_be_a_drawing(tmp_path):
-    draw_partition(digits().divide(5, "iid"), tmp_path / "a.svg", "five devices alike")
+    draw_partition(digits().divide(5, "iid"), tmp_path / "a.svg", "five clients alike")
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
     draw_partition(digits().divide(5, "iid"), tmp_path / "a.pdf")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")

@@ -8,12 +8,12 @@ from torch import nn
 
 import fedcat
 import fedcat.runs.runner
+from fedcat.core.device import find_device
 from fedcat.core.errors import SettingError
-from fedcat.core.precision import find_device
 from fedcat.engines import SequentialEngine
-from fedcat.runs.build import Workshop
+from fedcat.runs.build import Builder
 
-SHORT = {"dataset": "digits", "devices": 20, "rounds": 2, "epochs": 1}
+SHORT = {"dataset": "digits", "clients": 20, "rounds": 2, "epochs": 1}
 
 
 def with_batch_norm():
@@ -22,7 +22,7 @@ def with_batch_norm():
 
 class Bare(fedcat.RoundMethod):
     def reduce(self, hops, replies):
-        self.row = replies[0].end
+        return replies[0].end
 
 
 class Plain(nn.Module):
@@ -35,9 +35,9 @@ class Plain(nn.Module):
 
 
 def test_simulations_share_data_layout_and_engine():
-    shop = Workshop()
-    a = shop.prepare({**SHORT, "method": "fedavg"})
-    b = shop.prepare({**SHORT, "method": "fedcat", "seed": 1})
+    builder = Builder()
+    a = builder.build({**SHORT, "method": "fedavg"})
+    b = builder.build({**SHORT, "method": "fedcat", "seed": 1})
     assert a.simulation.task.layout is b.simulation.task.layout
     assert a.simulation.task.pool is b.simulation.task.pool
     assert a.simulation.engine is b.simulation.engine
@@ -46,15 +46,15 @@ def test_simulations_share_data_layout_and_engine():
 
 
 def test_methods_of_one_seed_start_from_one_row_and_one_partition():
-    shop = Workshop()
-    a, b = (shop.prepare({**SHORT, "method": m, "seed": 4}) for m in ("fedavg", "fedcat"))
+    builder = Builder()
+    a, b = (builder.build({**SHORT, "method": m, "seed": 4}) for m in ("fedavg", "fedcat"))
     assert torch.equal(a.simulation.method.row, b.simulation.method.row)
     assert a.federation is b.federation
 
 
 def test_the_partition_can_have_a_seed_of_its_own():
-    shop = Workshop()
-    a, b = (shop.prepare({**SHORT, "seed": s, "data_seed": 7}) for s in (0, 1))
+    builder = Builder()
+    a, b = (builder.build({**SHORT, "seed": s, "data_seed": 7}) for s in (0, 1))
     assert a.federation is b.federation
     assert not torch.equal(a.simulation.method.row, b.simulation.method.row)
 
@@ -68,8 +68,8 @@ def test_what_lies_beside_the_row_belongs_to_the_seed():
         return made
 
     words = {**SHORT, "net": net, "method": "fedavg"}
-    shop = Workshop()
-    first, second = (shop.prepare({**words, "seed": s}) for s in (0, 1))
+    builder = Builder()
+    first, second = (builder.build({**words, "seed": s}) for s in (0, 1))
     assert first.simulation.task.layout is not second.simulation.task.layout
     together = fedcat.compare(seeds=2, methods=["fedavg"], exact=True, net=net, **SHORT)[0].results[1]
     alone = fedcat.run(seed=1, exact=True, **words)
@@ -98,7 +98,7 @@ def test_tokens_are_inputs_as_well():
     def net():
         return nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(24, 3))
 
-    words = {"dataset": data, "net": net, "devices": 6, "per_round": 3, "rounds": 3, "min_samples": 2}
+    words = {"dataset": data, "net": net, "clients": 6, "per_round": 3, "rounds": 3, "min_samples": 2}
     losses = {
         engine: fedcat.run(engine=engine, dtype="float64", **words).history[-1].loss
         for engine in ("sequential", "stacked")
@@ -110,11 +110,11 @@ def test_options_may_use_a_classes_own_name_and_numbers_of_numpy():
     class Mine(fedcat.FedCat):
         pass
 
-    ready = Workshop().prepare({**SHORT, "method": Mine, "options": {"Mine": {"epsilon": np.float64(0.25)}}})
+    ready = Builder().build({**SHORT, "method": Mine, "options": {"Mine": {"epsilon": np.float64(0.25)}}})
     assert ready.simulation.method.selector.epsilon == 0.25
     assert "epsilon = 0.25" in ready.settings.toml()
     assert ready.settings.method == "<Mine>"
-    assert Workshop().prepare({**SHORT, "alpha": np.float32(0.5)}).settings.alpha == 0.5
+    assert Builder().build({**SHORT, "alpha": np.float32(0.5)}).settings.partition_options == {"alpha": 0.5}
 
 
 def test_a_method_may_be_a_function_of_the_context():
@@ -126,13 +126,13 @@ def test_making_a_net_leaves_the_users_random_numbers_alone():
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)
-    Workshop().prepare(SHORT)
+    Builder().build(SHORT)
     assert torch.equal(torch.rand(2), expected)
 
 
 def test_a_given_net_starts_from_its_own_weights():
     net = Plain()
-    ready = Workshop().prepare({**SHORT, "net": net})
+    ready = Builder().build({**SHORT, "net": net})
     start = torch.cat([net.layer.weight.flatten(), net.layer.bias])
     assert torch.equal(ready.simulation.method.row.cpu(), start)
     before = net.layer.weight.clone()
@@ -156,22 +156,22 @@ def test_a_net_that_cannot_be_stacked_runs_and_says_why():
             return super().forward(nn.functional.dropout(x, 0.5, self.training))
 
     result = fedcat.run(net=Dropping, engine="stacked", **SHORT)
-    assert result.summary["engine"]["name"] == "sequential"
+    assert result.summary["decisions"]["engine"] == "sequential"
     assert result.summary["notes"] == [
         "engine sequential: the net cannot be stacked: its forward pass draws random numbers (dropout), which every "
-        "device must draw for itself"
+        "client must draw for itself"
     ]
 
 
 def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
     words = {**SHORT, "net": with_batch_norm, "partition": "iid", "batch_size": 71}
-    ready = Workshop().prepare({**words, "exact": False})
+    ready = Builder().build({**words, "exact": False})
     assert set(ready.federation.sizes.tolist()) == {71, 72}
     ready.simulation.run()
     assert ready.simulation.engine.name == "stacked"
     assert torch.isfinite(ready.simulation.method.row).all()
     with pytest.raises(SettingError, match="min_samples must be at least 2"):
-        Workshop().prepare({**words, "partition": "dirichlet", "alpha": 0.1, "devices": 50, "seed": 1})
+        Builder().build({**words, "partition": "dirichlet", "alpha": 0.1, "clients": 50, "seed": 1})
 
 
 @pytest.mark.parametrize(
@@ -180,71 +180,73 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
         ({"net": "digit-cnn"}, "unknown net 'digit-cnn': did you mean 'digits-cnn'"),
         ({"net": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12))}, "dataset has 10 classes"),
         ({"net": lambda: "a net"}, "net must be a torch.nn.Module, got str"),
-        ({"net": 5}, "net must be a name"),
+        ({"net": 5}, "net must be a string, got 5"),
         ({"method": "fedcat", "options": {"fedcat": {"epsilon": "x"}}}, "fedcat.epsilon must be a number, got 'x'"),
         ({"method": "fedcat", "options": {"fedcat": {"epsilom": 1}}}, "unknown option of fedcat 'epsilom'"),
         ({"method": "fedcat", "options": {"fedcat": {"grouping": 1}}}, "fedcat.grouping must be true or false, got 1"),
-        ({"method": "fedavg", "options": {"fedavg": {"mu": 1}}}, "unknown option of fedavg 'mu': known are weighting"),
+        ({"method": "fedavg", "options": {"fedavg": {"mu": 1}}}, "unknown option of fedavg 'mu': available: weighting"),
         ({"method": Bare, "options": {"Bare": {"mu": 1}}}, "method 'test_build:Bare' has no options, got 'mu'"),
         ({"options": {"fedcat": 3}}, "options of method 'fedcat' must be a table, got 3"),
         ({"options": {"fedkat": {"epsilon": 0.1}}}, "unknown method in options 'fedkat': did you mean 'fedcat'"),
         ({"method": "os:getcwd"}, "method 'os:getcwd' must be a Method class"),
         ({"method": lambda context: 3}, "method '<lambda>' must make a Method, got int"),
-        ({"method": 5}, "method '<int>' must be a Method class"),
-        ({"dataset": [1]}, "dataset must be a name"),
+        ({"method": 5}, "method must be a string, got 5"),
+        ({"dataset": [1]}, "dataset must be a string"),
         ({"dataset": lambda size: None}, "must be a function whose arguments all have defaults"),
         ({"net": lambda a, b, c: None}, r"must take nothing or \(shape of an input, number of classes\)"),
         ({"net": "<Wide>"}, "net '<Wide>' was an object given in Python"),
         ({"selector": lambda round: [0]}, r"selector must be a function of \(round, rng, samples, k\)"),
         ({"method": type("Half", (fedcat.RoundMethod,), {})}, "must define reduce"),
-        ({"device": "meta"}, "device 'meta' holds no numbers"),
+        ({"device": "meta"}, "device 'meta' cannot hold data"),
         ({"net": with_batch_norm, "batch_size": 1}, "batch_size must be at least 2"),
         ({"dataset": lambda: 3}, "must give a Dataset or a Federation, got int"),
-        ({"dataset": 3}, "dataset must be a name"),
+        ({"dataset": 3}, "dataset must be a string"),
         ({"device": "cuda:99"}, "device 'cuda:99'"),
         ({"device": "nonsense"}, "device 'nonsense' cannot be used"),
         ({"selector": "unifrom"}, "unknown selector 'unifrom': did you mean 'uniform'"),
-        ({"selector": lambda round, rng, samples, k: [0] * (k + 1)}, "selector must name 2 devices"),
+        ({"selector": lambda round, rng, samples, k: [0] * (k + 1)}, "selector must return 2 clients"),
     ],
 )
 def test_bad_parts_are_named(given, message):
     with pytest.raises(SettingError, match=message):
-        Workshop().prepare({**SHORT, **given}).simulation.run()
+        Builder().build({**SHORT, **given}).simulation.run()
 
 
-def test_a_federation_brings_its_own_devices():
+def test_a_federation_brings_its_own_clients():
     rng = np.random.default_rng(0)
     train = fedcat.Pool(rng.normal(size=(60, 4)), rng.integers(3, size=60))
     test = fedcat.Pool(rng.normal(size=(20, 4)), rng.integers(3, size=20))
     fed = fedcat.Federation(train, test, np.arange(60) % 12)
     result = fedcat.run(dataset=fed, net=nn.Linear(4, 3), rounds=2, fraction=0.25)
-    assert result.settings.devices == 12
+    assert result.settings.clients == 12
     assert result.settings.partition == "given"
-    assert len(result.history[0].devices) == 3
-    with pytest.raises(SettingError, match="alpha cannot be set: the federation 'custom' is divided"):
+    assert len(result.history[0].clients) == 3
+    with pytest.raises(SettingError, match="alpha cannot be set: the federation 'custom' is already divided"):
         fedcat.run(dataset=fed, net=nn.Linear(4, 3), alpha=0.1)
-    with pytest.raises(SettingError, match="devices must be 12 as in the federation, got 5"):
-        fedcat.run(dataset=fed, net=nn.Linear(4, 3), devices=5)
-    with pytest.raises(SettingError, match="net must be named, see `fedcat nets`: dataset '<custom>' has none"):
+    with pytest.raises(SettingError, match="clients must be 12 as in the federation, got 5"):
+        fedcat.run(dataset=fed, net=nn.Linear(4, 3), clients=5)
+    with pytest.raises(
+        SettingError, match="net must be given, see `fedcat nets`: dataset '<custom>' has no default net"
+    ):
         fedcat.run(dataset=fed)
 
 
-def test_the_device_that_is_there_is_found():
+def test_the_client_that_is_there_is_found():
     assert find_device("cpu") == torch.device("cpu")
     assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(SettingError, match="needs CUDA, which this machine or this PyTorch lacks"):
+        with pytest.raises(SettingError, match="needs CUDA, which is not available here"):
             find_device("cuda")
 
 
 def test_a_datasets_own_defaults_are_checked():
     data = fedcat.Dataset.from_arrays(np.zeros((20, 2)), np.arange(20) % 2, defaults={"devise": 3})
     with pytest.raises(SettingError, match="unknown setting 'devise': did you mean 'device"):
-        Workshop().prepare({"dataset": data, "net": nn.Linear(2, 2)})
+        Builder().build({"dataset": data, "net": nn.Linear(2, 2)})
 
 
 def test_options_are_written_with_their_defaults():
-    settings = Workshop().prepare({**SHORT, "method": "fedcat-dc", "options": {"fedcat-dc": {"epsilon": 0.1}}}).settings
+    settings = Builder().build({**SHORT, "method": "fedcat-dc", "options": {"fedcat-dc": {"epsilon": 0.1}}}).settings
     assert settings.options == {"fedcat-dc": {"grouping": False, "concatenation": True, "epsilon": 0.1, "lambda": 1.0}}
 
 
@@ -291,7 +293,7 @@ def test_engines_are_released_whatever_happens(monkeypatch):
 def test_threads_are_set():
     before = torch.get_num_threads()
     try:
-        Workshop().prepare({**SHORT, "threads": 1})
+        Builder().build({**SHORT, "threads": 1})
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
@@ -301,11 +303,11 @@ def test_options_that_are_no_plain_values_are_not_mistaken_for_each_other():
     def load(*, table=None):
         return fedcat.Dataset.from_arrays(table, np.arange(len(table)) % 2)
 
-    workshop = Workshop()
+    builder = Builder()
     first, second = np.zeros((2000, 1)), np.zeros((2000, 1))
     second[1000] = 5.0
-    words = {"dataset": load, "net": torch.nn.Linear(1, 2), "devices": 2, "partition": "iid"}
-    found = [workshop.divide({**words, "dataset_options": {"table": table}})[1] for table in (first, second)]
+    words = {"dataset": load, "net": torch.nn.Linear(1, 2), "clients": 2, "partition": "iid"}
+    found = [builder.divide({**words, "dataset_options": {"table": table}})[1] for table in (first, second)]
     assert [float(max(fed.train.x.max(), fed.test.x.max())) for fed in found] == [0.0, 5.0]
 
 
@@ -316,13 +318,13 @@ def test_a_functions_own_data_dir_stays_where_the_user_names_none(tmp_path):
         seen.append((data_dir, seed))
         return fedcat.load_dataset("digits")
 
-    Workshop().divide({"dataset": load})
-    Workshop().divide({"dataset": load, "data_dir": str(tmp_path), "seed": 3, "data_seed": 4})
+    Builder().divide({"dataset": load})
+    Builder().divide({"dataset": load, "data_dir": str(tmp_path), "seed": 3, "data_seed": 4})
     assert seen == [("their/place", 0), (str(tmp_path), 4)]
 
 
-def test_a_fraction_that_is_given_beats_a_datasets_own_number_of_devices_a_round():
-    data = fedcat.Dataset.from_arrays(np.zeros((40, 2)), np.arange(40) % 2, defaults={"devices": 10, "per_round": 5})
-    assert Workshop().divide({"dataset": data, "partition": "iid", "min_samples": 1})[0].k == 5
+def test_a_fraction_that_is_given_beats_a_datasets_own_number_of_clients_a_round():
+    data = fedcat.Dataset.from_arrays(np.zeros((40, 2)), np.arange(40) % 2, defaults={"clients": 10, "per_round": 5})
+    assert Builder().divide({"dataset": data, "partition": "iid", "min_samples": 1})[0].k == 5
     given = {"dataset": data, "partition": "iid", "min_samples": 1, "fraction": 0.2}
-    assert Workshop().divide(given)[0].k == 2
+    assert Builder().divide(given)[0].k == 2

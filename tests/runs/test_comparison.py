@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import fedcat
+from fedcat.config.sweep import _shown
 from fedcat.core.errors import SettingError
-from fedcat.runs.comparison import _file_names, _word
+from fedcat.runs.comparison import _file_names
 
-SHORT = {"dataset": "digits", "devices": 20, "rounds": 3, "epochs": 1, "evaluate_every": 1}
+SHORT = {"dataset": "digits", "clients": 20, "rounds": 3, "epochs": 1, "evaluate_every": 1}
 
 
 def test_a_run_in_a_comparison_is_the_run_alone():
@@ -28,8 +29,8 @@ def test_figures_are_means_and_deviations_over_seeds():
     (line,) = fedcat.compare(["fedavg"], seeds=[3, 8, 5], **SHORT)
     assert [r.settings.seed for r in line.results] == [3, 8, 5]
     best = [max(r.accuracies) for r in line.results]
-    assert line.mean("best") == (statistics.fmean(best), statistics.stdev(best))
-    assert fedcat.compare(["fedavg"], seeds=1, **SHORT)[0].mean("best")[1] == 0.0
+    assert line.mean_std("best") == (statistics.fmean(best), statistics.stdev(best))
+    assert fedcat.compare(["fedavg"], seeds=1, **SHORT)[0].mean_std("best")[1] == 0.0
 
 
 def test_sweeps_go_through_all_combinations_that_a_method_knows():
@@ -42,15 +43,15 @@ def test_sweeps_go_through_all_combinations_that_a_method_knows():
         "fedcat alpha=1.0 epsilon=0.0",
         "fedcat alpha=1.0 epsilon=1.0",
     ]
-    assert made.prepared[3].settings.options["fedcat"]["epsilon"] == 1.0
-    assert made.prepared[3].simulation.method.selector.epsilon == 1.0
-    assert made.prepared[0].settings.alpha == 0.3
+    assert made.runs[3].settings.options["fedcat"]["epsilon"] == 1.0
+    assert made.runs[3].simulation.method.selector.epsilon == 1.0
+    assert made.runs[0].settings.partition_options == {"alpha": 0.3}
 
 
 def test_ablations_are_settings_of_fedcat():
     made = fedcat.Comparison(["fedcat", "fedcat-gc", "fedcat-dc"], seeds=1, **SHORT)
-    lengths = [p.simulation.method.length for p in made.prepared]
-    kinds = [type(p.simulation.method.selector).__name__ for p in made.prepared]
+    lengths = [p.simulation.method.length for p in made.runs]
+    kinds = [type(p.simulation.method.selector).__name__ for p in made.runs]
     assert lengths == [2, 1, 2]
     assert kinds == ["GroupedSelector", "GroupedSelector", "FunctionSelector"]
 
@@ -62,8 +63,7 @@ def test_a_users_method_can_be_compared_and_swept(tmp_path):
             self.factor = factor
 
         def reduce(self, hops, replies):
-            super().reduce(hops, replies)
-            self.row = self.row * self.factor
+            return super().reduce(hops, replies) * self.factor
 
     lines = fedcat.compare(
         ["fedavg", Shrunk], seeds=1, exact=True, sweep={"factor": [1.0, 0.0]}, out=tmp_path / "c", **SHORT
@@ -75,7 +75,7 @@ def test_a_users_method_can_be_compared_and_swept(tmp_path):
     assert names == {"comparison.json", "fedavg-seed0", "Shrunk-factor=1.0-seed0", "Shrunk-factor=0.0-seed0"}
     stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [line["label"] for line in stored] == [line.label for line in lines]
-    assert stored[0]["best"]["mean"] == lines[0].mean("best")[0]
+    assert stored[0]["best"]["mean"] == lines[0].mean_std("best")[0]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
@@ -121,7 +121,7 @@ def test_methods_may_be_one_text():
 def test_seeds_and_swept_values_may_be_arrays():
     made = fedcat.Comparison(["fedavg"], seeds=np.arange(2), sweep={"alpha": np.array([0.5, 1.0])}, **SHORT)
     assert made.seeds == [0, 1]
-    assert [p.settings.alpha for p in made.prepared] == [0.5, 0.5, 1.0, 1.0]
+    assert [p.settings.partition_options["alpha"] for p in made.runs] == [0.5, 0.5, 1.0, 1.0]
 
 
 def test_a_partial_method_has_its_functions_name():
@@ -138,13 +138,13 @@ def test_a_partial_method_has_its_functions_name():
         ({"sweep": {"alhpa": [1]}}, "unknown sweep 'alhpa': did you mean 'alpha'"),
         ({"sweep": {"alpha": [0.5, -1]}}, "alpha must be > 0, got -1"),
         ({"sweep": {"seed": [1]}}, "unknown sweep 'seed'"),
-        ({"seed": "first"}, "seed must be a whole number, got 'first'"),
+        ({"seed": "first"}, "seed must be an integer, got 'first'"),
         ({"seeds": []}, "seeds must name at least one seed and each once"),
         ({"seeds": [1, 1]}, "seeds must name at least one seed and each once"),
-        ({"sweep": {"fraction": [0.1, 0.5]}, "per_round": 3}, "per_round must not be set where fraction is swept"),
+        ({"sweep": {"fraction": [0.1, 0.5]}, "per_round": 3}, "per_round must not be set if fraction is swept"),
         ({"sweep": {"lr": 0.1}}, "sweep of lr must be a list of values, got 0.1"),
         ({"sweep": {"threads": [1, 2]}}, "unknown sweep 'threads'"),
-        ({"sweep": {"alpha": []}}, "sweep of alpha must name at least one value"),
+        ({"sweep": {"alpha": []}}, "sweep of alpha must list at least one value"),
     ],
 )
 def test_bad_comparisons_are_refused_before_anything_is_written(given, message, tmp_path):
@@ -157,11 +157,11 @@ def test_tables_that_are_none_are_said():
     for name in ("options", "dataset_options"):
         with pytest.raises(SettingError, match=f"{name} must be a table of options, got 'x'"):
             fedcat.compare(["fedavg"], **{name: "x"})
-    with pytest.raises(SettingError, match="fedcat must be a table of options, got 5"):
+    with pytest.raises(SettingError, match="options of method 'fedcat' must be a table, got 5"):
         fedcat.compare(["fedcat"], options={"fedcat": 5}, sweep={"epsilon": [0.1]})
 
 
 def test_labels_that_look_alike_in_a_file_name_are_told_apart():
     assert _file_names(["a b", "a/b", "ä", "ö"]) == ["1-a-b", "2-a-b", "ä", "ö"]
-    assert _word(None) == "None"
-    assert _word([0.5]) == "[0.5]"
+    assert _shown(None) == "None"
+    assert _shown([0.5]) == "[0.5]"

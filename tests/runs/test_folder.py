@@ -12,12 +12,12 @@ from fedcat.models.layout import Layout
 from fedcat.protocol.ledger import Entry
 from fedcat.runs.folder import RunFolder, model_tensors, read_history, read_model, save_model
 
-SHORT = {"dataset": "digits", "alpha": 0.5, "devices": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
+SHORT = {"dataset": "digits", "alpha": 0.5, "clients": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
 
 
 @pytest.fixture
 def finished(tmp_path):
-    return fedcat.run(method="fedcat", out=tmp_path / "run", per_device=True, **SHORT)
+    return fedcat.run(method="fedcat", out=tmp_path / "run", per_client=True, **SHORT)
 
 
 def test_the_folder_holds_everything(finished):
@@ -28,7 +28,7 @@ def test_the_folder_holds_everything(finished):
         "traffic.csv",
         "model.safetensors",
         "run.json",
-        "devices.json",
+        "clients.json",
     }
     history = read_history(folder)
     assert [line["round"] for line in history] == [1, 2, 3, 4]
@@ -38,21 +38,21 @@ def test_the_folder_holds_everything(finished):
     assert summary["partition_hash"] == finished.federation.hash
     assert summary["versions"]["fedcat"] == fedcat.__version__
     assert summary["versions"]["torch"] == torch.__version__
-    assert summary["engine"]["name"] == "stacked"
-    assert summary["engine"]["why"]
-    devices = json.loads((folder / "devices.json").read_text())
-    assert [d["samples"] for d in devices] == finished.federation.sizes.tolist()
+    assert summary["decisions"]["engine"] == "stacked"
+    assert summary["decisions"]["reason"]
+    clients = json.loads((folder / "clients.json").read_text())
+    assert [d["samples"] for d in clients] == finished.federation.sizes.tolist()
 
 
 def test_the_traffic_file_adds_up_to_the_history(finished):
     lines = [line.split(",") for line in (finished.folder / "traffic.csv").read_text().splitlines()]
-    assert lines[0] == ["round", "device", "down", "up"]
+    assert lines[0] == ["round", "client", "down", "up"]
     last = finished.history[-1]
     assert sum(int(line[2]) for line in lines[1:]) == last.down
     assert sum(int(line[3]) for line in lines[1:]) == last.up
     for record in finished.history:
         mine = sorted(int(line[1]) for line in lines[1:] if int(line[0]) == record.round)
-        assert mine == sorted(record.devices)
+        assert mine == sorted(record.clients)
 
 
 def test_the_settings_file_gives_the_same_numbers_again(finished, tmp_path):
@@ -61,7 +61,7 @@ def test_the_settings_file_gives_the_same_numbers_again(finished, tmp_path):
     assert (tmp_path / "again" / "settings.toml").read_text() == (finished.folder / "settings.toml").read_text()
     assert (tmp_path / "again" / "traffic.csv").read_text() == (finished.folder / "traffic.csv").read_text()
     for a, b in zip(finished.history, again.history, strict=True):
-        assert (a.accuracy, a.loss, a.train_loss, a.devices) == (b.accuracy, b.loss, b.train_loss, b.devices)
+        assert (a.accuracy, a.loss, a.train_loss, a.clients) == (b.accuracy, b.loss, b.train_loss, b.clients)
     stored, fresh = (load_file(f / "model.safetensors") for f in (finished.folder, again.folder))
     assert all(torch.equal(stored[n], fresh[n]) for n in stored)
 
@@ -142,7 +142,7 @@ def test_objects_without_a_name_are_marked_in_the_settings(tmp_path):
 
 
 def test_a_run_that_fails_in_its_first_round_leaves_nothing(tmp_path):
-    with pytest.raises(SettingError, match="selector must name 2 devices"):
+    with pytest.raises(SettingError, match="selector must return 2 clients"):
         fedcat.run(selector=lambda round, rng, samples, k: [0], out=tmp_path / "a" / "b", **SHORT)
     assert list(tmp_path.iterdir()) == []
 
@@ -170,7 +170,7 @@ def test_an_interrupt_keeps_every_round_of_every_run(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedcat.compare(["fedavg", "fedcat"], seeds=2, out=tmp_path / "c", watch=stop, **SHORT)
+        fedcat.compare(["fedavg", "fedcat"], seeds=2, out=tmp_path / "c", on_round=stop, **SHORT)
     for folder in (tmp_path / "c").iterdir():
         assert json.loads((folder / "run.json").read_text())["rounds"] == len(read_history(folder)) == 2
 
@@ -182,7 +182,7 @@ def test_the_accuracy_of_an_interrupted_run_is_that_of_the_model_it_kept(tmp_pat
 
     words = {**SHORT, "rounds": 20, "evaluate_every": 3, "lr": 0.2}
     with pytest.raises(KeyboardInterrupt):
-        fedcat.run(method="fedavg", out=tmp_path / "run", watch=stop, **words)
+        fedcat.run(method="fedavg", out=tmp_path / "run", on_round=stop, **words)
     test = fedcat.DATASETS.get("digits")().test
     with torch.no_grad():
         logits = fedcat.load_model(tmp_path / "run")(test.inputs(slice(None), torch.float32))
@@ -196,9 +196,9 @@ def test_runs_that_were_done_before_an_interrupt_are_finished(tmp_path):
         if record.round == 4:
             raise KeyboardInterrupt
 
-    sweep = {"rounds": [2, 20]}
+    sweep, short = {"rounds": [2, 20]}, {name: value for name, value in SHORT.items() if name != "rounds"}
     with pytest.raises(KeyboardInterrupt):
-        fedcat.compare(["fedavg"], 1, sweep, out=tmp_path / "c", watch=stop, **{**SHORT, "evaluate_every": 2})
+        fedcat.compare(["fedavg"], 1, sweep, out=tmp_path / "c", on_round=stop, **{**short, "evaluate_every": 2})
     status = {p.name: json.loads((p / "run.json").read_text())["status"] for p in (tmp_path / "c").iterdir()}
     assert status == {"fedavg-rounds=2-seed0": "finished", "fedavg-rounds=20-seed0": "interrupted"}
 
@@ -211,17 +211,16 @@ class Breaking(fedcat.FedAvg):
         self.how = how
 
     def reduce(self, hops, replies):
-        super().reduce(hops, replies)
+        mean = super().reduce(hops, replies)
         if self.round == 1 and self.how == "raise":
             raise RuntimeError("no idea")
         if self.round == 1 and self.how == "exit":
             raise SystemExit(3)
         if self.round == 1 and self.how == "shape":
-            self.row = self.row[:3]
+            return mean[:3]
         if self.round == 1 and self.how == "type":
-            self.row = self.row.cpu().numpy()
-        if self.round == 1 and self.how == "nan":
-            self.row = self.row * torch.nan
+            return mean.cpu().numpy()
+        return mean * torch.nan if self.round == 1 and self.how == "nan" else mean
 
 
 @pytest.mark.parametrize(
@@ -229,8 +228,8 @@ class Breaking(fedcat.FedAvg):
     [
         ("raise", RuntimeError, "no idea"),
         ("exit", SystemExit, "3"),
-        ("shape", SettingError, r"method Breaking must keep a global row .* got torch.float32 of shape \(3,\)"),
-        ("type", SettingError, r"method Breaking must keep a global row .* got float32 of shape \(13706,\)"),
+        ("shape", SettingError, r"method Breaking must return a row .* from reduce, got torch.float32 of shape \(3,\)"),
+        ("type", SettingError, r"method Breaking must return a row .* from reduce, got ndarray"),
     ],
 )
 def test_a_method_that_breaks_leaves_a_failed_run_that_says_why(how, error, message, tmp_path):
@@ -240,11 +239,7 @@ def test_a_method_that_breaks_leaves_a_failed_run_that_says_why(how, error, mess
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
     assert summary["status"] == "failed"
     assert summary["rounds"] == 1
-    if how in ("raise", "exit"):
-        fedcat.load_model(tmp_path / "run")
-    else:
-        with pytest.raises(SettingError, match=r"holds no model\.safetensors: its run failed"):
-            fedcat.load_model(tmp_path / "run")
+    fedcat.load_model(tmp_path / "run")
     if how != "exit":
         assert error.__name__ in summary["notes"][-1]
 
@@ -256,7 +251,7 @@ def test_a_run_beside_one_that_breaks_keeps_its_model(tmp_path):
 
 
 def test_a_comparison_that_cannot_start_leaves_nothing(tmp_path):
-    with pytest.raises(SettingError, match="selector must name"):
+    with pytest.raises(SettingError, match="selector must return"):
         fedcat.compare(
             ["fedavg", "fedcat"], 2, selector=lambda round, rng, samples, k: [0], out=tmp_path / "c", **SHORT
         )
@@ -265,7 +260,7 @@ def test_a_comparison_that_cannot_start_leaves_nothing(tmp_path):
 
 def test_a_model_that_is_not_finite_is_noted():
     result = fedcat.run(method=Breaking, options={"Breaking": {"how": "nan"}}, **SHORT)
-    assert "the global model holds numbers that are not finite" in result.summary["notes"]
+    assert "the global model contains numbers that are not finite" in result.summary["notes"]
 
 
 def test_an_interrupt_keeps_what_there_is(tmp_path):
@@ -274,7 +269,7 @@ def test_an_interrupt_keeps_what_there_is(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedcat.run(out=tmp_path / "run", watch=stop, **SHORT)
+        fedcat.run(out=tmp_path / "run", on_round=stop, **SHORT)
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("interrupted", 3)
     assert len(read_history(tmp_path / "run")) == 3
@@ -309,4 +304,4 @@ def test_a_round_that_an_interrupt_cut_short_is_written_once(tmp_path):
     folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
     folder.finish({}, {})
     assert [line["round"] for line in read_history(folder.path)] == [1, 2]
-    assert (folder.path / "traffic.csv").read_text() == "round,device,down,up\n1,3,10,20\n2,4,10,20\n"
+    assert (folder.path / "traffic.csv").read_text() == "round,client,down,up\n1,3,10,20\n2,4,10,20\n"

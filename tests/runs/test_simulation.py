@@ -9,8 +9,8 @@ import torch
 from helpers import federation, layout_of, simulate, small_net
 from rich.console import Console
 
-from fedcat.cli.progress import Watcher
-from fedcat.core.interrupt import Brake
+from fedcat.cli.progress import ProgressDisplay
+from fedcat.core.interrupt import DeferredInterrupt
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.base import Method
 from fedcat.runs.simulation import Record, run_together
@@ -61,14 +61,14 @@ def test_the_history_says_who_trained_which_copy_and_what_it_cost():
 
     def spy(until):
         hops = original(until)
-        planned.extend((hop.round, hop.copy, hop.device) for hop in hops)
+        planned.extend((hop.round, hop.copy, hop.client) for hop in hops)
         return hops
 
     sim.method.plan = spy
     sim.run()
     for record in sim.history:
         expected = [d for r, c, d in sorted(planned) if r == record.round - 1]
-        assert record.devices == expected
+        assert record.clients == expected
         assert record.up == record.down == record.round * 2 * LAYOUT.size * 8
     assert sim.history[-1].seconds >= sim.history[0].seconds > 0
 
@@ -90,7 +90,7 @@ def test_a_record_is_plain_json():
     first, last = (json.loads(json.dumps(r.as_dict())) for r in sim.history)
     assert "accuracy" not in first
     assert last["accuracy"] == sim.history[1].accuracy
-    assert first["devices"] == sim.history[0].devices
+    assert first["clients"] == sim.history[0].clients
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_history():
@@ -122,10 +122,10 @@ def test_a_bound_keeps_large_changes_out():
     assert "above the bound" in bound.history[0].lost[0][2]
 
 
-def test_accuracy_on_each_devices_own_data():
+def test_accuracy_on_each_clients_own_data():
     sim = simulate(FedAvg, FED, LAYOUT, rounds=1)
     sim.run()
-    found = sim.device_accuracies()
+    found = sim.client_accuracies()
     assert [f["samples"] for f in found] == FED.sizes.tolist()
     net = small_net().double()
     LAYOUT.write(sim.method.row, net)
@@ -148,7 +148,7 @@ def test_a_method_without_a_plan_is_not_a_method():
 
 
 def test_a_first_interrupt_waits_for_the_end_of_the_step_and_a_second_does_not():
-    with Brake() as brake:
+    with DeferredInterrupt() as brake:
         brake.check()
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -163,13 +163,13 @@ def test_other_handlers_and_threads_are_left_alone(monkeypatch):
     seen = []
     before = signal.signal(signal.SIGINT, lambda *words: seen.append(words))
     try:
-        with Brake() as brake:
+        with DeferredInterrupt() as brake:
             signal.raise_signal(signal.SIGINT)
             brake.check()
         assert len(seen) == 1
     finally:
         signal.signal(signal.SIGINT, before)
-    thread = threading.Thread(target=lambda: Brake().__enter__())
+    thread = threading.Thread(target=lambda: DeferredInterrupt().__enter__())
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
@@ -177,7 +177,7 @@ def test_other_handlers_and_threads_are_left_alone(monkeypatch):
 
 def test_the_bar_waits_for_the_run_that_is_furthest_behind():
     out = io.StringIO()
-    watcher = Watcher(Console(file=out, width=200), ["fast", "slow", "short"], [2, 2, 1])
+    watcher = ProgressDisplay(Console(file=out, width=200), ["fast", "slow", "short"], [2, 2, 1])
     with watcher:
         for position, round in ((0, 1), (2, 1), (0, 2), (1, 1), (1, 2)):
             watcher(position, Record(round, 0.5, 1.0, 0, 0, 0.0, [], None))

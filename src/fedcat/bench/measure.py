@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from fedcat.bench.plain_loop import PlainLoop
-from fedcat.bench.workload import Work
-from fedcat.core.precision import arithmetic
+from fedcat.bench.workload import Workload
+from fedcat.core.precision import precision_context
 from fedcat.models.traits import traits
 from fedcat.runs.simulation import Simulation, step_together
 
@@ -43,7 +43,7 @@ class Timing:
     ratio, loader_ratio : float
         How many times longer the plain loop took for the same work in the same turns, and the one with a DataLoader.
     step : float
-        Seconds a device's step.
+        Seconds a client's step.
     start : float
         Seconds of the first round, in which kernels are compiled and steps captured.
     rate : float
@@ -97,7 +97,7 @@ def matrix_rate(device: torch.device, precision: str) -> float:
     size = 8192 if device.type == "cuda" else 1024
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.rand(size, size, device=device).to(kind) for _ in range(2))
-    with arithmetic(precision):
+    with precision_context(precision):
         a @ b
         best = min(clock(lambda: a @ b, device) for _ in range(8))
     return 2 * size**3 / best
@@ -116,7 +116,7 @@ class Bench:
         Rounds that are timed; the loop and the engine take turns.
     """
 
-    def __init__(self, work: Work, device: torch.device, turns: int = 3) -> None:
+    def __init__(self, work: Workload, device: torch.device, turns: int = 3) -> None:
         self.work, self.device, self.turns = work, device, turns
         self.data = work.dataset()
         (like,) = work.simulations(1, self.data, device=str(device), engine="sequential")
@@ -129,14 +129,14 @@ class Bench:
 
     def _best_threads(self) -> int:
         """Return with how many threads the plain loop is fastest; both settings run the same round."""
-        devices = [int(device) for device in range(min(self.work.per_round, self.work.devices))]
+        clients = [int(client) for client in range(min(self.work.per_round, self.work.clients))]
         for loop in self.loops.values():
-            loop.prepare(devices)
+            loop.prepare(clients)
         tried = {}
         for count in {1, self.threads} if self.device.type == "cpu" else {self.threads}:
             torch.set_num_threads(count)
-            self.loops["plain"].round(devices[:1])
-            tried[count] = clock(lambda: self.loops["plain"].round(devices[:3]), self.device)
+            self.loops["plain"].round(clients[:1])
+            tried[count] = clock(lambda: self.loops["plain"].round(clients[:3]), self.device)
         torch.set_num_threads(self.threads)
         return min(tried, key=lambda count: tried[count])
 
@@ -185,13 +185,13 @@ class Bench:
         """Return the seconds of one round of all runs, of both loops for the same steps, and how many steps."""
         ours = clock(lambda: step_together(simulations), self.device)
         records = [simulation.history[-1] for simulation in simulations]
-        steps = sum(self.work.steps(s, r.devices) for s, r in zip(simulations, records, strict=True))
-        devices = records[0].devices
-        own = self.work.steps(simulations[0], devices)
+        steps = sum(self.work.steps(s, r.clients) for s, r in zip(simulations, records, strict=True))
+        clients = records[0].clients
+        own = self.work.steps(simulations[0], clients)
         times = []
         torch.set_num_threads(self.loop_threads)
         for loop in self.loops.values():
-            loop.prepare(devices)
-            times.append(clock(lambda loop=loop: loop.round(devices), self.device) * steps / own)  # type: ignore[misc]
+            loop.prepare(clients)
+            times.append(clock(lambda loop=loop: loop.round(clients), self.device) * steps / own)  # type: ignore[misc]
         torch.set_num_threads(self.threads)
         return ours, times[0], times[1], steps

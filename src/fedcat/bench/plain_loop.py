@@ -9,25 +9,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcat.bench.workload import Work
+from fedcat.bench.workload import Workload
 from fedcat.models.nets import NETS
 from fedcat.runs.simulation import Simulation
 
 
 class PlainLoop:
-    """FedAvg in plain PyTorch on the devices of a simulation.
+    """FedAvg in plain PyTorch on the clients of a simulation.
 
     Parameters
     ----------
     work : Work
         What to do.
     like : Simulation
-        Whose devices, samples and place (CPU or GPU) it shares.
+        Whose clients, samples and place (CPU or GPU) it shares.
     loader : bool
         Take batches from a ``DataLoader`` instead of slicing a tensor.
     """
 
-    def __init__(self, work: Work, like: Simulation, loader: bool = False) -> None:
+    def __init__(self, work: Workload, like: Simulation, loader: bool = False) -> None:
         self.work, self.loader = work, loader
         self.device = like.task.layout.device
         build = NETS.get(work.net)
@@ -36,31 +36,31 @@ class PlainLoop:
         self.task = like.task
         self.clients: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def prepare(self, devices: list[int]) -> None:
-        """Put the samples of some devices into memory as a user's script would hold them, as float tensors."""
-        for device in devices:
-            if device not in self.clients:
-                index = torch.from_numpy(self.task.federation.indices(device)).to(self.device)
-                self.clients[device] = self.task.pool.inputs(index, torch.float32), self.task.pool.y[index]
+    def prepare(self, clients: list[int]) -> None:
+        """Put the samples of some clients into memory as a user's script would hold them, as float tensors."""
+        for client in clients:
+            if client not in self.clients:
+                index = torch.from_numpy(self.task.federation.indices(client)).to(self.device)
+                self.clients[client] = self.task.pool.inputs(index, torch.float32), self.task.pool.y[index]
 
-    def round(self, devices: list[int]) -> None:
-        """Train some devices and average their models by samples."""
+    def round(self, clients: list[int]) -> None:
+        """Train some clients and average their models by samples."""
         total: dict[str, Tensor] = {}
-        weight = sum(len(self.clients[device][1]) for device in devices)
-        for device in devices:
+        weight = sum(len(self.clients[client][1]) for client in clients)
+        for client in clients:
             self.model.load_state_dict(self.state)
-            self._train(*self.clients[device])
-            share = len(self.clients[device][1]) / weight
+            self._train(*self.clients[client])
+            share = len(self.clients[client][1]) / weight
             for name, value in self.model.state_dict().items():
                 total[name] = total[name] + share * value if name in total else share * value
         self.state = total
 
     def _train(self, x: Tensor, y: Tensor) -> None:
         self.model.train()
-        optimiser = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.5)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.5)
         for _ in range(self.work.epochs):
             for batch in self._batches(x, y):
-                _step(self.model, optimiser, *batch)
+                _step(self.model, optimizer, *batch)
 
     def _batches(self, x: Tensor, y: Tensor) -> Any:
         size = self.work.batch_size
@@ -70,7 +70,7 @@ class PlainLoop:
         return ((x[order[i : i + size]], y[order[i : i + size]]) for i in range(0, len(y), size))
 
 
-def _step(model: nn.Module, optimiser: torch.optim.SGD, x: Tensor, y: Tensor) -> None:
-    optimiser.zero_grad()
+def _step(model: nn.Module, optimizer: torch.optim.SGD, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
     functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
+    optimizer.step()

@@ -68,7 +68,7 @@ def figures(benches: Sequence[Bench], timings: Sequence[Timing], device: torch.d
         {
             "net": bench.work.net,
             "per_round": bench.work.per_round,
-            "devices": bench.work.devices,
+            "clients": bench.work.clients,
             "epochs": bench.work.epochs,
             "alpha": bench.work.alpha,
             "batch_size": bench.work.batch_size,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcat.core.errors import unknown
+from fedcat.core.errors import unknown_name
 from fedcat.data.dataset import Dataset
 from fedcat.data.pool import Pool
-from fedcat.runs.build import Workshop
+from fedcat.runs.build import Builder
 from fedcat.runs.simulation import Simulation
 
 
@@ -35,26 +35,26 @@ IMAGES = {
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What a round consists of.
 
     Attributes
     ----------
     net : str
         The net.
-    per_round, devices : int
+    per_round, clients : int
         K and N.
     epochs : int
         Local epochs.
     alpha : float
         How unevenly the samples are divided (Dirichlet).
     samples : int or None
-        Samples of all devices together; by default as many as the net's dataset has.
+        Samples of all clients together; by default as many as the net's dataset has.
     """
 
     net: str
     per_round: int = 10
-    devices: int = 100
+    clients: int = 100
     epochs: int = 5
     alpha: float = 0.5
     samples: int | None = None
@@ -63,7 +63,7 @@ class Work:
     def images(self) -> Images:
         """What the net's inputs look like."""
         if self.net not in IMAGES:
-            raise unknown("net", self.net, IMAGES)
+            raise unknown_name("net", self.net, IMAGES)
         return IMAGES[self.net]
 
     @property
@@ -81,12 +81,12 @@ class Work:
 
     def simulations(self, runs: int, data: Dataset, **settings: Any) -> list[Simulation]:
         """Return FedAvg simulations that differ in their seeds and are never evaluated."""
-        shop = Workshop()
-        given = {"dataset": data, "net": self.net, "method": "fedavg", "devices": self.devices, "alpha": self.alpha}
+        builder = Builder()
+        given = {"dataset": data, "net": self.net, "method": "fedavg", "clients": self.clients, "alpha": self.alpha}
         given |= {"per_round": self.per_round, "epochs": self.epochs, "batch_size": self.batch_size, "data_seed": 0}
         given |= {"rounds": 10**9, "evaluate_every": 10**9, "lr": 1e-3, "momentum": 0.5, "min_samples": 2, **settings}
-        return [shop.prepare({**given, "seed": seed}).simulation for seed in range(runs)]
+        return [builder.build({**given, "seed": seed}).simulation for seed in range(runs)]
 
-    def steps(self, simulation: Simulation, devices: list[int]) -> int:
-        """Return how many local steps some devices take."""
-        return sum(self.epochs * -(-simulation.task.samples(device) // self.batch_size) for device in devices)
+    def steps(self, simulation: Simulation, clients: list[int]) -> int:
+        """Return how many local steps some clients take."""
+        return sum(self.epochs * -(-simulation.task.samples(client) // self.batch_size) for client in clients)

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The commands: run, compare, and the lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -16,11 +15,10 @@ import typer
 from rich.console import Console
 
 from fedcat.cli import bench, data
-from fedcat.cli.options import assignments, with_settings
-from fedcat.cli.progress import Watcher
-from fedcat.cli.settings import settings_of, typed_sweep, with_options, without_effect
+from fedcat.cli.options import DatasetOptions, MethodOptions, PartitionOptions, assignments, with_settings
+from fedcat.cli.progress import ProgressDisplay
 from fedcat.cli.tables import (
-    described,
+    describe,
     say,
     show_comparison,
     show_fields,
@@ -29,21 +27,23 @@ from fedcat.cli.tables import (
     show_registry,
     show_result,
 )
-from fedcat.config.presets import PRESET_DATASETS, PRESETS, preset
-from fedcat.config.settings import Settings, parse, toml
-from fedcat.core.errors import SettingError, unknown
+from fedcat.config.presets import preset, preset_datasets, preset_names
+from fedcat.config.resolve import RENAMED
+from fedcat.config.toml import toml
+from fedcat.core.errors import SettingError
+from fedcat.core.options import Typed
 from fedcat.methods import METHODS
-from fedcat.methods.selection.base import SELECTORS
-from fedcat.methods.server_optimizer import SERVER_STEPS
+from fedcat.methods.selection import SELECTORS
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 from fedcat.models.nets import NETS
-from fedcat.runs.build import Workshop
+from fedcat.runs.build import Builder
 from fedcat.runs.comparison import Comparison
 from fedcat.runs.folder import check_free
 from fedcat.runs.runner import execute
 from fedcat.version import __version__
 
 app = typer.Typer(
-    help="Federated learning on skewed data: FedCat and its rivals.",
+    help="Federated learning on skewed data: FedCat and its baselines.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,15 +54,7 @@ app.command()(bench.bench)
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
 
-File = Annotated[Path | None, typer.Argument(help="a TOML file of settings; options override it", show_default=False)]
-OptionTexts = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", metavar="NAME=VALUE", help="an option of the method, such as epsilon=0.5"),
-]
-DatasetOptionTexts = Annotated[
-    list[str] | None,
-    typer.Option("--dataset-option", "-d", metavar="NAME=VALUE", help="an option of the dataset, such as labels=fine"),
-]
+File = Annotated[Path | None, typer.Argument(help="a TOML settings file; options override it", show_default=False)]
 
 
 def _version(asked: bool) -> None:
@@ -85,39 +77,35 @@ def _root(
 def run(
     given: Mapping[str, Any],
     file: File = None,
-    option: OptionTexts = None,
-    dataset_option: DatasetOptionTexts = None,
+    option: MethodOptions = None,
+    dataset_option: DatasetOptions = None,
+    partition_option: PartitionOptions = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", help="the run's folder [runs/METHOD-DATASET-1 and so on]", show_default=False),
+        typer.Option("--out", help="directory of the run [runs/METHOD-DATASET-1, ...]", show_default=False),
     ] = None,
 ) -> None:
-    """Run one method and write its folder.
+    """Run one method and write its directory.
 
-    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat data list`.
+    Defaults are in brackets. A dataset may have its own, see `fedcat data list`.
     """
-    settings, notes = settings_of(file, given, dataset_option or [])
-    show_notes(err, notes)
-    method = settings.get("method", "fedcat")
-    settings["options"] = with_options(settings.get("options", {}), [method], option or [])
     if out_folder is not None:
         check_free(out_folder)
     with _setting_up():
-        prepared = Workshop().prepare(settings)
-    path = out_folder or _free_folder(f"{method}-{prepared.settings.dataset}")
+        prepared = Builder().build({**given, **_tables(option, dataset_option, partition_option)}, file)
+    settings, decisions = prepared.settings, prepared.decisions
+    path = out_folder or _free_folder(f"{settings.method}-{settings.dataset}")
     check_free(path)
-    show_notes(err, [note for note in prepared.notes if prepared.engine_why not in note])
-    show_notes(err, without_effect(given, [prepared.settings]))
-    name, why = prepared.simulation.engine.name, prepared.engine_why
-    say(out, f"{prepared.settings.method} on {prepared.federation}")
-    say(out, described([prepared.settings]))
-    say(out, f"engine {name} on {prepared.simulation.task.layout.device}: {why}")
-    watcher = Watcher(out, [prepared.settings.method], [prepared.settings.rounds])
+    show_notes(err, prepared.notes)
+    say(out, f"{settings.method} on {prepared.federation}")
+    say(out, describe([settings]))
+    say(out, f"engine {decisions.engine} on {decisions.device}: {decisions.reason}")
+    progress = ProgressDisplay(out, [settings.method], [settings.rounds])
     try:
-        with watcher:
-            result = execute([prepared], [path], watcher)[0]
+        with progress:
+            result = execute([prepared], [path], progress)[0]
     except KeyboardInterrupt:
-        _interrupted(watcher, path)
+        _interrupted(progress, path)
     show_notes(err, [note for note in result.summary["notes"] if note not in prepared.notes])
     show_result(out, result)
 
@@ -127,72 +115,59 @@ def run(
 def compare(
     given: Mapping[str, Any],
     file: File = None,
-    methods: Annotated[str, typer.Option(metavar="A,B,...", help="the methods to compare")] = "fedavg,fedcat",
-    seeds: Annotated[str, typer.Option(metavar="NUMBER", help="how many seeds each is run with")] = "3",
-    seed: Annotated[str | None, typer.Option(metavar="NUMBER", help="the first seed [0]")] = None,
+    methods: Annotated[str, typer.Option(metavar="A,B,...", help="methods to compare")] = "fedavg,fedcat",
+    seeds: Annotated[str, typer.Option(metavar="NUMBER", help="number of seeds per method")] = "3",
+    seed: Annotated[str | None, typer.Option(metavar="NUMBER", help="first seed [0]")] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=A,B,...", help="values of a setting or option to go through; may be repeated"),
+        typer.Option(metavar="NAME=A,B,...", help="values of a setting or option to try; repeatable"),
     ] = None,
-    option: OptionTexts = None,
-    dataset_option: DatasetOptionTexts = None,
+    option: MethodOptions = None,
+    dataset_option: DatasetOptions = None,
+    partition_option: PartitionOptions = None,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="the comparison's folder [runs/compare-DATASET-1 and so on]")
+        Path | None, typer.Option("--out", help="directory of the comparison [runs/compare-DATASET-1, ...]")
     ] = None,
 ) -> None:
     """Run several methods over several seeds side by side in one engine.
 
-    Defaults stand in brackets; a dataset has its own for some of them, see `fedcat data list`.
+    Defaults are in brackets. A dataset may have its own, see `fedcat data list`.
     """
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    texts = assignments("sweep", sweep or [], "NAME=A,B,...")
-    swept = {name: [parse(name, value.strip()) for value in text.split(",")] for name, text in texts.items()}
-    settings, notes = settings_of(file, given, dataset_option or [], swept)
-    show_notes(err, notes)
-    swept = typed_sweep(texts, swept, names, settings)
+    texts = assignments("sweep", sweep, "NAME=A,B,...")
+    swept = {name: [Typed(value.strip()) for value in text.split(",")] for name, text in texts.items()}
+    settings = {**given, **_tables(option, dataset_option, partition_option)}
     if seed is not None:
-        settings["seed"] = _whole("seed", seed)
-    settings.pop("method", None)
-    settings["options"] = with_options(settings.get("options", {}), names, option or [])
-    named = {*assignments("dataset-option", dataset_option or []), *assignments("option", option or [])}
-    for name in swept.keys() & {*given, *named}:
-        raise SettingError(f"{name} must be set or swept, got both")
-    if "fraction" in swept and "per_round" not in given:
-        settings.pop("per_round", None)
-    known = {field.name for field in fields(Settings)}
-    for name in settings.keys() - known:
-        raise unknown("setting", name, known)
-    path = out_folder or _free_folder(f"compare-{settings.get('dataset', 'digits')}")
+        settings["seed"] = _integer("seed", seed)
     with _setting_up():
-        comparison = Comparison(names, _whole("seeds", seeds), swept, path, **settings)
+        comparison = Comparison(names, _integer("seeds", seeds), swept, out_folder, file, **settings)
+    runs = comparison.runs
+    path = comparison.out = out_folder or _free_folder(f"compare-{runs[0].settings.dataset}")
     show_notes(err, comparison.notes)
-    federations = {str(ready.federation): ready.federation.name for ready in comparison.prepared}
+    federations = {str(one.federation): one.federation.name for one in runs}
     on = next(iter(federations)) if len(federations) == 1 else ", ".join(dict.fromkeys(federations.values()))
-    say(out, f"{len(comparison.prepared)} runs side by side on {on}")
-    every = [ready.settings for ready in comparison.prepared]
-    show_notes(err, without_effect({*given, *swept}, every))
-    say(out, described(every))
+    say(out, f"{len(runs)} runs side by side on {on}")
+    say(out, describe([one.settings for one in runs]))
     labels = [label for label in comparison.labels for _ in comparison.seeds]
-    rounds = [ready.settings.rounds for ready in comparison.prepared]
-    watcher = Watcher(out, labels, rounds)
+    progress = ProgressDisplay(out, labels, [one.settings.rounds for one in runs])
     try:
-        with watcher:
-            lines = comparison.run(watcher)
+        with progress:
+            found = comparison.run(progress)
     except KeyboardInterrupt:
-        _interrupted(watcher, path)
-    found = [note for line in lines for result in line.results for note in result.summary["notes"]]
-    show_notes(err, [note for note in found if note not in comparison.notes])
-    show_comparison(out, lines)
-    total = sum(ready.simulation.seconds for ready in comparison.prepared)
-    show_fields(out, {"time": f"{total:.1f} s for all {len(comparison.prepared)} runs", "folder": str(path)})
+        _interrupted(progress, path)
+    notes = [note for variant in found for result in variant.results for note in result.summary["notes"]]
+    show_notes(err, [note for note in notes if note not in comparison.notes])
+    show_comparison(out, found)
+    total = sum(one.simulation.seconds for one in runs)
+    show_fields(out, {"time": f"{total:.1f} s for all {len(runs)} runs", "folder": str(path)})
 
 
 @app.command("methods")
 def list_methods() -> None:
-    """List the methods, their options, the selectors and the server's steps."""
+    """List the methods and their options, the selectors and the server optimizers."""
     show_parts(out, METHODS)
     show_registry(out, SELECTORS)
-    show_parts(out, SERVER_STEPS)
+    show_parts(out, SERVER_OPTIMIZERS)
 
 
 @app.command("nets")
@@ -203,16 +178,18 @@ def list_nets() -> None:
 
 @app.command("presets")
 def show_presets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="lab or paper; by default both")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="lab or paper; default: both")] = None,
     dataset: Annotated[
-        str | None, typer.Argument(metavar="[DATASET]", help="one of its datasets; by default all")
+        str | None, typer.Argument(metavar="[DATASET]", help="one of its datasets; default: all")
     ] = None,
 ) -> None:
     """Print presets as TOML; `fedcat presets lab cifar10 > mine.toml` is a settings file to start from."""
-    names, datasets = [name] if name else PRESETS, [dataset] if dataset else PRESET_DATASETS
-    texts = {f"{which} {data}": toml(preset(which, data)) for which in names for data in datasets}
-    headed = [f"# fedcat presets {title}\n{text}" for title, text in texts.items()]
-    out.print("\n".join(headed), end="", markup=False, soft_wrap=True)
+    texts = [
+        f"# fedcat presets {one} {each}\n{toml(preset(one, each))}"
+        for one in ([name] if name else preset_names())
+        for each in ([dataset] if dataset else preset_datasets(one))
+    ]
+    out.print("\n".join(texts), end="", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -224,15 +201,25 @@ def _setting_up() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _whole(name: str, text: str) -> int:
-    value = parse(name, text)
+def _tables(option: list[str] | None, dataset: list[str] | None, partition: list[str] | None) -> dict[str, Any]:
+    """Return the options of parts that were typed, by table."""
+    tables = {
+        "method_options": assignments("option", option),
+        "dataset_options": assignments("dataset-option", dataset),
+        "partition_options": assignments("partition-option", partition),
+    }
+    return {name: table for name, table in tables.items() if table}
+
+
+def _integer(name: str, text: str) -> int:
+    value = Typed(text).read(int)
     if type(value) is not int:
-        raise SettingError(f"{name} must be a whole number, got {text!r}")
+        raise SettingError(f"{name} must be an integer, got {text!r}")
     return value
 
 
 def _free_folder(stem: str) -> Path:
-    """Return the first of runs/STEM-1, runs/STEM-2, ... that is not there."""
+    """Return the first of runs/STEM-1, runs/STEM-2, ... that does not exist."""
     stem = stem.replace(":", "-").replace("/", "-")
     number = 1
     while (Path("runs") / f"{stem}-{number}").exists():
@@ -240,10 +227,10 @@ def _free_folder(stem: str) -> Path:
     return Path("runs") / f"{stem}-{number}"
 
 
-def _interrupted(watcher: Watcher, path: Path) -> NoReturn:
+def _interrupted(progress: ProgressDisplay, path: Path) -> NoReturn:
     say(
         err,
-        f"interrupted after {watcher.done} rounds; kept in {path}: the settings, the history and traffic of those "
+        f"interrupted after {progress.done} rounds; kept in {path}: the settings, the history and traffic of those "
         "rounds, and the model as it was last aggregated",
     )
     raise typer.Exit(130)
@@ -253,7 +240,7 @@ def main() -> None:
     """Run the command line; a user's mistake ends with one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a name that the terminal cannot show is no reason to stop
+            stream.reconfigure(errors="replace")  # a name that the terminal cannot show must not stop a run
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         code = app(standalone_mode=False)
@@ -266,15 +253,22 @@ def main() -> None:
         message = getattr(error, "format_message", None)  # the argument parser's own errors
         if message is None:
             raise
-        if not message():  # the help was shown for want of a command
+        if not message():  # the help was shown for lack of a command
             sys.exit(2)
-        _fail(message())
+        _fail(_renamed_flag(error) or message())
     sys.exit(code or 0)
 
 
+def _renamed_flag(error: Exception) -> str:
+    """Return the message for a flag that has another name now, or an empty one."""
+    flag = str(getattr(error, "option_name", ""))
+    name = flag.removeprefix("--").replace("-", "_")
+    return f"option {flag} is now called --{RENAMED[name].replace('_', '-')}" if name in RENAMED else ""
+
+
 def _show_warning(others: Callable[..., None], message: Warning | str, kind: Any, file: str, *where: Any) -> None:
-    """Print fedcat's own warnings as lines without places in the code, and others' as they are."""
-    if Path(file).is_relative_to(Path(__file__).parent):
+    """Print fedcat's own warnings as lines without source locations, and others as they are."""
+    if Path(file).is_relative_to(Path(__file__).parents[1]):
         say(err, f"note: {message}")
     else:
         others(message, kind, file, *where)

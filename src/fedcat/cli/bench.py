@@ -11,11 +11,13 @@ from rich.console import Console
 
 from fedcat.bench.measure import Bench, Case, Timing
 from fedcat.bench.tables import figures, machine, show_timings
-from fedcat.bench.workload import IMAGES, Work
+from fedcat.bench.workload import IMAGES, Workload
 from fedcat.cli.tables import say
-from fedcat.core.errors import SettingError, need, unknown
+from fedcat.core.device import find_device
+from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.files import replacing
-from fedcat.core.precision import PRECISIONS, find_device
+from fedcat.core.options import check_bounds
+from fedcat.core.precision import PRECISIONS
 from fedcat.engines import NAMES as ENGINES
 
 out = Console(highlight=False, markup=False)
@@ -26,8 +28,8 @@ def bench(
     engines: Annotated[str, typer.Option(metavar="NAME,...", help="auto, sequential, stacked")] = "auto,sequential",
     precisions: Annotated[str, typer.Option(metavar="NAME,...", help="fp32, tf32 (GPU), bf16")] = "fp32",
     runs: Annotated[str, typer.Option(metavar="N,...", help="how many runs side by side")] = "1",
-    per_round: Annotated[int, typer.Option(help="devices in a round, K")] = 10,
-    devices: Annotated[int, typer.Option(help="the number of devices, N")] = 100,
+    per_round: Annotated[int, typer.Option(help="clients in a round, K")] = 10,
+    clients: Annotated[int, typer.Option(help="the number of clients, N")] = 100,
     epochs: Annotated[int, typer.Option(help="local epochs of a hop")] = 1,
     alpha: Annotated[float, typer.Option(help="concentration of the Dirichlet partition")] = 0.5,
     samples: Annotated[int | None, typer.Option(help="samples in all; by default as in the net's dataset")] = None,
@@ -41,17 +43,17 @@ def bench(
     The loop has one model, an optimiser for each client and batches sliced from a tensor, or a DataLoader. It does the
     same FedAvg rounds on random images as the engines, in turns with them.
 
-    Columns: round and step are the time of a round of one run and of one device's step; plain and loader say how many
+    Columns: round and step are the time of a round of one run and of one client's step; plain and loader say how many
     times longer the loop took, without and with a DataLoader; matrix is the share of the rate that products of large
     matrices reach here; first is the first round, with all that is compiled in it.
     """
     where = find_device(device)
-    for name, value in (("per_round", per_round), ("devices", devices), ("epochs", epochs), ("turns", turns)):
-        need(name, value, 1)
+    for name, value in (("per_round", per_round), ("clients", clients), ("epochs", epochs), ("turns", turns)):
+        check_bounds(name, value, at_least=1)
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
         raise SettingError(f"--json must name a file in a folder that is there, got {str(json_file)!r}")
     if samples is not None:
-        need("samples", samples, 2 * devices)
+        check_bounds("samples", samples, at_least=2 * clients)
     chosen = _names("nets", nets, IMAGES)
     cases = [
         Case(engine, precision, count, exact)
@@ -61,11 +63,11 @@ def bench(
     ]
     about = machine(where)
     say(out, f"{about['device']}, {about['threads']} threads, PyTorch {about['torch']}, fedcat {about['fedcat']}")
-    say(out, f"K = {per_round} of N = {devices} devices, alpha {alpha:g}, {epochs} local epochs\n")
+    say(out, f"K = {per_round} of N = {clients} clients, alpha {alpha:g}, {epochs} local epochs\n")
     benches: list[Bench] = []
     timings: list[Timing] = []
     for net in chosen:
-        made = Bench(Work(net, per_round, devices, epochs, alpha, samples), where, turns)
+        made = Bench(Workload(net, per_round, clients, epochs, alpha, samples), where, turns)
         benches.append(made)
         found = [made.time(case) for case in cases]
         timings += found
@@ -84,7 +86,7 @@ def _names(label: str, text: str, known: object) -> list[str]:
     every = list(known)  # type: ignore[call-overload]
     for name in names:
         if name not in every:
-            raise unknown(label, name, every)
+            raise unknown_name(label, name, every)
     if not names:
         raise SettingError(f"{label} must name at least one of {', '.join(every)}, got {text!r}")
     return names
@@ -96,5 +98,5 @@ def _counts(text: str) -> list[int]:
     except ValueError as error:
         raise SettingError(f"runs must be whole numbers such as 1,6, got {text!r}") from error
     for count in counts:
-        need("runs", count, 1)
+        check_bounds("runs", count, at_least=1)
     return counts

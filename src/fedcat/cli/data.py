@@ -1,4 +1,4 @@
-"""The command line's part about data: list, get, show."""
+"""The data commands: list, get, show."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedcat.cli.options import dataset_table, with_settings
-from fedcat.cli.tables import say, show_datasets, show_partition, show_registry
+from fedcat.cli.options import DatasetOptions, PartitionOptions, assignments, with_settings
+from fedcat.cli.tables import describe_partition, say, show_datasets, show_notes, show_partition, show_parts
 from fedcat.config.settings import Settings
-from fedcat.core.errors import SettingError, unknown
+from fedcat.core.errors import SettingError, unknown_name
 from fedcat.data.dataset import DATASETS
 from fedcat.data.federation import Federation
 from fedcat.data.files import locations
@@ -23,17 +23,18 @@ from fedcat.data.files.catalogue import SOURCES
 from fedcat.data.partitions import PARTITIONS
 from fedcat.data.skew import Skew
 from fedcat.report.partition_plot import check_picture, draw_partition
-from fedcat.runs.build import Workshop, data_seed
+from fedcat.runs.build import Builder
 
-app = typer.Typer(help="List, download and look at data.", no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(help="List, download and inspect data.", no_args_is_help=True, rich_markup_mode="markdown")
 out = Console(highlight=False, markup=False)
 
-OF_DATA = (
+DATA_SETTINGS = (
     *("preset", "data_dir", "partition", "alpha", "shards", "min_samples", "partition_tries", "data_seed"),
-    *("devices", "seed"),
+    *("clients", "seed"),
 )
 DataDir = Annotated[
-    str, typer.Option("--data-dir", metavar="FOLDER", help="where to look first, before FEDCAT_DATA and the cache")
+    str,
+    typer.Option("--data-dir", metavar="DIRECTORY", help="directory to search first, before FEDCAT_DATA and the cache"),
 ]
 
 
@@ -43,9 +44,9 @@ def list_datasets(data_dir: DataDir = "") -> None:
     found = {}
     for name, source in SOURCES.items():
         here = source.find(data_dir)
-        found[name] = "not found: would be downloaded" if here is None else _folder(here[1])
+        found[name] = "not found, will be downloaded" if here is None else _folder(here[1])
     show_datasets(out, found)
-    show_registry(out, PARTITIONS)
+    show_parts(out, PARTITIONS)
 
 
 @app.command()
@@ -53,56 +54,57 @@ def get(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="mnist, cifar10, cifar100, femnist")],
     data_dir: DataDir = "",
 ) -> None:
-    """Download datasets unless they are there already, verify them, and keep a prepared copy."""
+    """Download datasets that are not found, verify them, and cache a decoded copy."""
     for name in names:
         if name not in SOURCES:
             if name in DATASETS:
-                raise SettingError(f"dataset {name!r} is nothing to download: known are {', '.join(SOURCES)}")
-            raise unknown("dataset to download", name, SOURCES)
+                raise SettingError(f"dataset {name!r} cannot be downloaded; available: {', '.join(SOURCES)}")
+            raise unknown_name("dataset to download", name, SOURCES)
     for place in locations.places(data_dir, must_exist=False):
         _make(place)
     for name in names:
         content = SOURCES[name].content(data_dir)
         form, files = SOURCES[name].get(data_dir)
         counts = ", ".join(f"{len(content.arrays[f'{part}_y']):,} {part}" for part in ("train", "test"))
-        how = "verified" if form.verified else "read (no checksum is published)"
+        how = "verified" if form.verified else "read (no published checksum)"
         say(out, f"{name}: {counts} samples, {how}, from {_folder(files)}")
 
 
 @app.command()
-@with_settings(only=OF_DATA)
+@with_settings(only=DATA_SETTINGS)
 def show(
     given: Mapping[str, Any],
     name: Annotated[str, typer.Argument(metavar="NAME", help="the dataset, or module:function")],
-    dataset_option: Annotated[
-        list[str] | None,
-        typer.Option("--dataset-option", "-d", metavar="NAME=VALUE", help="an option of the dataset"),
-    ] = None,
-    rows: Annotated[int, typer.Option(metavar="NUMBER", help="devices to list; 0 for all")] = 20,
+    dataset_option: DatasetOptions = None,
+    partition_option: PartitionOptions = None,
+    rows: Annotated[int, typer.Option(metavar="NUMBER", help="how many clients to list; 0 for all")] = 20,
     picture: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="the picture, .png, .svg or .pdf [named by data and partition]"),
+        typer.Option("--out", metavar="FILE", help="plot file, .png, .svg or .pdf [named after data and partition]"),
     ] = None,
     no_picture: Annotated[bool, typer.Option("--no-picture", help="only print")] = False,
     table: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="also write samples by device and class to a CSV file")
+        Path | None, typer.Option("--csv", metavar="FILE", help="also write samples by client and class to a CSV file")
     ] = None,
 ) -> None:
-    """Show how a dataset is divided over devices: sizes, classes, skew, and a picture."""
+    """Show how a dataset is divided over clients: sizes, classes, skew, and a plot."""
     if picture is not None:
         check_picture(picture)
     if table is not None and not table.parent.is_dir():
-        raise SettingError(f"csv file {str(table)!r} cannot be written: there is no folder {str(table.parent)!r}")
+        raise SettingError(f"csv file {str(table)!r} cannot be written: no directory {str(table.parent)!r}")
     if rows < 0:
         raise SettingError(f"rows must be at least 0, got {rows}")
-    options = dataset_table([name], {}, dataset_option or [])
-    settings, federation = Workshop().divide({**given, "dataset": name, "dataset_options": options})
-    show_partition(out, federation, Skew.of(federation), rows or federation.devices)
+    options = assignments("dataset-option", dataset_option)
+    partition_options = assignments("partition-option", partition_option)
+    tables = {"dataset_options": options, **({"partition_options": partition_options} if partition_options else {})}
+    settings, federation, notes = Builder().divide({**given, "dataset": name, **tables})
+    show_notes(out, notes)
+    show_partition(out, federation, Skew.of(federation), rows or federation.clients)
     if not no_picture:
         target = picture or Path(_picture_name(settings, federation, options))
-        how = settings.partition + (f", alpha {settings.alpha:g}" if settings.partition[:9] == "dirichlet" else "")
-        draw_partition(federation, target, f"{federation}\npartition {how}, seed {data_seed(settings)}")
-        say(out, f"picture: {target}")
+        title = f"{federation}\npartition {describe_partition(settings)}, seed {settings.partition_seed}"
+        draw_partition(federation, target, title)
+        say(out, f"plot: {target}")
     if table is not None:
         _write_csv(federation, table)
         say(out, f"table: {table}")
@@ -111,15 +113,9 @@ def show(
 def _picture_name(settings: Settings, federation: Federation, options: Mapping[str, Any]) -> str:
     """Return a name that tells partitions of one dataset apart."""
     chosen = [f"{name}-{value}" for name, value in options.items() if name not in ("path", "owners")]
-    alpha = [f"{settings.alpha:g}"] if settings.partition.startswith("dirichlet") else []
-    words = [
-        federation.name,
-        *chosen,
-        settings.partition,
-        *alpha,
-        str(federation.devices),
-        f"seed{data_seed(settings)}",
-    ]
+    values = [f"{value:g}" if isinstance(value, float) else str(value) for value in settings.partition_options.values()]
+    seed = f"seed{settings.partition_seed}"
+    words = [federation.name, *chosen, settings.partition, *values, str(federation.clients), seed]
     return re.sub(r"[^\w.=-]+", "-", "-".join(words)) + ".png"
 
 
@@ -128,10 +124,10 @@ def _write_csv(federation: Federation, path: Path) -> None:
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["device", "name", "samples", *names])
-            for device, counts in enumerate(federation.class_counts):
-                known = federation.device_names[device] if federation.device_names else ""
-                writer.writerow([device, known, federation.sizes[device], *counts])
+            writer.writerow(["client", "name", "samples", *names])
+            for client, counts in enumerate(federation.class_counts):
+                known = federation.client_names[client] if federation.client_names else ""
+                writer.writerow([client, known, federation.sizes[client], *counts])
     except OSError as error:
         raise SettingError(f"csv file {str(path)!r} cannot be written: {error.strerror}") from error
 
@@ -140,7 +136,7 @@ def _make(place: Path) -> None:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"folder {str(place)!r} cannot be made: {error.strerror}") from error
+        raise SettingError(f"directory {str(place)!r} cannot be created: {error.strerror}") from error
 
 
 def _folder(files: Mapping[str, Path]) -> str:

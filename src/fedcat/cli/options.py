@@ -1,48 +1,58 @@
-"""The command line's options, made of the settings: one definition serves every command."""
+"""Command-line options made from the settings: one definition serves every command."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-from fedcat.config.settings import Settings, parse
-from fedcat.core.errors import SettingError, unknown
-from fedcat.data.dataset import DATASETS, dataset_options
+from fedcat.config.resolve import option_settings
+from fedcat.config.settings import DATA, SERVER, TABLES, Settings, value_type
+from fedcat.core.errors import SettingError
+from fedcat.core.options import Typed, declarations, options
+from fedcat.core.registry import Registry
+from fedcat.data.partitions import PARTITIONS
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 
-_PANELS = {
-    "data": ("dataset", "data_dir", "partition", "alpha", "shards", "min_samples", "partition_tries", "data_seed"),
-    "method": ("preset", "method", "devices", "fraction", "per_round", "rounds", "selector", "bound"),
-    "server": ("server", "server_lr", "server_momentum", "server_beta2", "server_tau", "average"),
-    "local training": ("net", "epochs", "batch_size", "lr", "momentum", "weight_decay", "clip"),
-    "step size over rounds": ("lr_schedule", "lr_decay", "lr_every"),
-    "evaluation": ("evaluate_every", "evaluate", "per_device"),
-    "machine": ("seed", "engine", "device", "dtype", "precision", "memory", "exact", "threads", "workers"),
+PARTS: dict[str, tuple[Registry[Any], str]] = {
+    "partition_options": (PARTITIONS, DATA),
+    "server_options": (SERVER_OPTIMIZERS, SERVER),
 }
+"""The parts whose options are flags of their own, by their table, and the panels that show them."""
+
+
+def _table_option(flags: tuple[str, ...], help: str, panel: str | None = None) -> Any:
+    return Annotated[list[str] | None, typer.Option(*flags, metavar="NAME=VALUE", help=help, rich_help_panel=panel)]
+
+
+MethodOptions = _table_option(("--option", "-o"), "option of the method, such as epsilon=0.5; repeatable")
+DatasetOptions = _table_option(("--dataset-option", "-d"), "option of the dataset, such as labels=fine; repeatable")
+PartitionOptions = _table_option(("--partition-option", "-p"), "option of a partition of your own; repeatable", DATA)
 
 
 def with_settings(
     *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command an option for every setting, or for those that are named.
+    """Return a decorator that gives a command an option for every setting, or for the named ones.
 
-    The command is called with a keyword ``given``: a mapping of the settings that the user named.
+    The command is called with a keyword ``given``: a mapping of the settings that the user typed.
     """
-    hidden = (*without, "options", "dataset_options")
-    names = [f.name for f in fields(Settings) if f.name not in hidden and (only is None or f.name in only)]
+    names = [f.name for f in fields(Settings) if f.name not in TABLES]
+    shown = [n for n in (*names, *option_settings()) if n not in without and (only is None or n in only)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
-        added = [_parameter(name) for name in names]
+        added = [_parameter(name) for name in shown]
 
         @wraps(command)
         def called(**values: Any) -> None:
-            given = {p.name: values.pop(p.name) for p in added}
-            command(given={n: _value(n, v) for n, v in given.items() if v is not None and v != []}, **values)
+            typed = {p.name: values.pop(p.name) for p in added}
+            given = {n: Typed(v) if isinstance(v, str) else v for n, v in typed.items() if v is not None}
+            command(given=given, **values)
 
         parameters = [*own, *added]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -53,62 +63,54 @@ def with_settings(
 
 
 def _parameter(name: str) -> inspect.Parameter:
-    found = next(f for f in fields(Settings) if f.name == name)
-    hint = get_type_hints(Settings)[name]
+    """Return the parameter from which typer makes a setting's option."""
     flag = "--" + name.replace("_", "-")
-    help = found.metadata["help"]
-    panel = next(panel for panel, names in _PANELS.items() if name in names)
-    kind: Any
-    if hint in (bool, bool | None):
-        help += " [off]" if found.default is False else ""
-        kind, flags, metavar = bool | None, [f"{flag}/--no-{flag[2:]}"], None
-    elif hint == list[str]:
-        kind, flags, metavar = list[str] | None, [flag], "A,B"
+    if name in option_settings():
+        table, option, _ = option_settings()[name]
+        help, panel, metavar = _option_help(table, option), PARTS[table][1], "NUMBER"
     else:
-        if found.default not in (None, ""):
+        found = Settings.__dataclass_fields__[name]
+        help, panel = found.metadata["help"], found.metadata["panel"]
+        kind = value_type(name)
+        metavar = "NAME" if kind is str else "A,B" if kind is list else "NUMBER"
+        if kind is bool:
+            help += " [off]" if found.default is False else ""
+            choice = typer.Option(f"{flag}/--no-{flag[2:]}", help=help, show_default=False, rich_help_panel=panel)
+            return _keyword(name, bool | None, choice)
+        if kind is not list and found.default not in (None, ""):
             help += f" [{found.default}]"
-        kind, flags, metavar = str | None, [flag], "NAME" if hint is str else "NUMBER"
-    option = typer.Option(*flags, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
+    return _keyword(
+        name, str | None, typer.Option(flag, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
+    )
+
+
+def _keyword(name: str, kind: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
-def _value(name: str, given: Any) -> Any:
-    if isinstance(given, list):
-        return [part.strip() for text in given for part in text.split(",")]
-    return parse(name, given) if isinstance(given, str) else given
+def _option_help(table: str, option: str) -> str:
+    """Return the help of an option that several parts declare, with their defaults."""
+    registry, _ = PARTS[table]
+    parts = {part: registry.get(part) for part, _ in registry if option in options(registry.get(part))}
+    defaults: dict[Any, list[str]] = {}
+    for part, factory in parts.items():
+        defaults.setdefault(options(factory)[option], []).append(part)
+    help = next(declarations(factory)[option].help for factory in parts.values())
+    if len(defaults) == 1:
+        return f"{help} [{next(iter(defaults))}]"
+    listed = "; ".join(f"{', '.join(names)}: {value}" for value, names in defaults.items())
+    return f"{help} [{listed}]"
 
 
-def assignments(kind: str, texts: list[str], form: str = "NAME=VALUE") -> dict[str, str]:
+def assignments(kind: str, texts: list[str] | None, form: str = "NAME=VALUE") -> dict[str, Typed]:
     """Read texts of the form NAME=VALUE, each name once."""
-    found: dict[str, str] = {}
-    for text in texts:
+    found: dict[str, Typed] = {}
+    for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise SettingError(f"{kind} must be written {form}, got {text!r}")
+            raise SettingError(f"{kind} must have the form {form}, got {text!r}")
         name = name.strip().replace("-", "_")
         if name in found:
-            raise SettingError(f"{kind} must name {name} once, got it twice")
-        found[name] = value.strip()
+            raise SettingError(f"{kind} must set {name} only once")
+        found[name] = Typed(value.strip())
     return found
-
-
-def dataset_table(datasets: Sequence[str], stored: Any, texts: list[str]) -> Any:
-    """Return the datasets' options of a settings file with those of the command line."""
-    named = assignments("dataset-option", texts)
-    if not named:
-        return stored
-    if not isinstance(stored, Mapping):
-        raise SettingError(f"dataset_options must be a table of options, got {stored!r}")
-    known = {name: value for one in datasets for name, value in dataset_options(DATASETS.get(one)).items()}
-    dataset = ", ".join(datasets)
-    for name in named:
-        if not known:
-            raise SettingError(f"dataset {dataset} has no options, got {name!r}")
-        if name not in known:
-            raise unknown(f"option of dataset {dataset}", name, known)
-    return {**stored, **{name: typed(name, text, known[name]) for name, text in named.items()}}
-
-
-def typed(name: str, text: str, default: Any) -> Any:
-    """Read an option's value from the text that a user typed; where the default is a text it stays one."""
-    return text if isinstance(default, str) else parse(name, text)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedcat.runs.simulation import Record
 
 
-class Watcher:
+class ProgressDisplay:
     """Follows runs side by side and shows the round, each label's mean accuracy, the speed and the time left.
 
     Parameters
@@ -35,7 +35,7 @@ class Watcher:
         self._begin = time.perf_counter()
         self._bar: Progress | None = None
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> ProgressDisplay:
         self._begin = time.perf_counter()
         if self.console.is_terminal:
             self._bar = Progress(

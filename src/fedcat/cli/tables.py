@@ -17,8 +17,8 @@ from fedcat.core.registry import Registry
 from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.data.federation import Federation
 from fedcat.data.skew import Skew
-from fedcat.runs.comparison import Line
-from fedcat.runs.runner import Result
+from fedcat.runs.comparison import VariantResult
+from fedcat.runs.summary import Result
 
 
 def say(console: Console, text: str, indent: int = 0) -> None:
@@ -42,8 +42,8 @@ def show_fields(console: Console, fields: dict[str, str]) -> None:
         say(console, f"{name:10}{value}", indent=10)
 
 
-def described(settings: Sequence[Settings]) -> str:
-    """Return the settings that matter most in words; of several runs those that all share."""
+def describe(settings: Sequence[Settings]) -> str:
+    """Return the most important settings in words; of several runs, those that all share."""
 
     def same(words: Callable[[Settings], str]) -> str:
         found = {words(one) for one in settings}
@@ -52,14 +52,24 @@ def described(settings: Sequence[Settings]) -> str:
     parts = (
         same(lambda s: f"preset {s.preset}" if s.preset else ""),
         same(lambda s: f"net {s.net}"),
-        same(lambda s: f"partition {s.partition}" + (f", alpha {s.alpha:g}" if s.partition[:9] == "dirichlet" else "")),
-        same(lambda s: f"{s.k} devices a round"),
+        same(lambda s: f"partition {describe_partition(s)}"),
+        same(lambda s: f"{s.k} clients per round"),
         same(lambda s: f"{s.epochs} epochs of batches of {s.batch_size}"),
         same(lambda s: f"lr {s.lr:g}"),
         same(lambda s: f"momentum {s.momentum:g}"),
         same(lambda s: f"{s.rounds:,} rounds"),
     )
     return "; ".join(filter(None, parts))
+
+
+def describe_partition(settings: Settings) -> str:
+    """Return the partition and its options in words."""
+    options = settings.partition_options.items()
+    return ", ".join([settings.partition, *(f"{name} {_number(value)}" for name, value in options)])
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def show_result(console: Console, result: Result) -> None:
@@ -81,7 +91,7 @@ def _figures(found: Mapping[str, float]) -> str:
     return f"{final:.2f} % (best {best:.2f} %, mean of the last five evaluations {last:.2f} %)"
 
 
-def show_comparison(console: Console, lines: Sequence[Line]) -> None:
+def show_comparison(console: Console, lines: Sequence[VariantResult]) -> None:
     """Print a comparison's table."""
     seeds = len(lines[0].results)
     pm = "±" if console.encoding.lower().startswith("utf") else "+-"
@@ -93,7 +103,7 @@ def show_comparison(console: Console, lines: Sequence[Line]) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
         for model in ("global", *(name for name in line.others if not name.startswith("copy "))):
-            figures = [line.mean(figure, model) for figure in ("best", "last_five")]
+            figures = [line.mean_std(figure, model) for figure in ("best", "last_five")]
             spread = [f" {pm} {100 * deviation:.2f}" if seeds > 1 else "" for _, deviation in figures]
             scores = [f"{100 * mean:.2f}{s}" for (mean, _), s in zip(figures, spread, strict=True)]
             cost = (f"{size(line.traffic)} {line.relative_traffic:.2f}x", f"{line.seconds:.1f} s")
@@ -136,21 +146,21 @@ def show_datasets(console: Console, found: Mapping[str, str]) -> None:
 
 
 def show_partition(console: Console, federation: Federation, skew: Skew, rows: int) -> None:
-    """Print a federation's figures, and the first devices with their class mixes."""
+    """Print a federation's figures, and the first clients with their class mixes."""
     say(console, str(federation))
     show_fields(
         console,
         {
-            "samples": "{0:,.0f} to {2:,.0f} a device, median {1:,.0f}".format(*skew.samples),
-            "classes": "{0:.0f} to {2:.0f} a device, median {1:.0f}; a mix is worth {3:.1f} equal classes".format(
+            "samples": "{0:,.0f} to {2:,.0f} a client, median {1:,.0f}".format(*skew.samples),
+            "classes": "{0:.0f} to {2:.0f} a client, median {1:.0f}; a mix is worth {3:.1f} equal classes".format(
                 *skew.classes, skew.effective_classes
             ),
             "skew": f"{skew.distance:.3f} mean total variation distance from the whole, 0 is none; "
-            f"the most frequent class is {100 * skew.largest_share:.0f} % of a device",
+            f"the most frequent class is {100 * skew.largest_share:.0f} % of a client",
         },
     )
-    cells = [_device_row(console, federation, device) for device in range(min(rows, federation.devices))]
-    headings = ("device", "samples", "classes", "most frequent", "mix")
+    cells = [_client_row(console, federation, client) for client in range(min(rows, federation.clients))]
+    headings = ("client", "samples", "classes", "most frequent", "mix")
     columns = list(zip(*([headings, *cells]), strict=True))
     needed = sum(max(map(len, column)) + 2 for column in columns) - 2
     fits = needed <= console.width
@@ -161,19 +171,19 @@ def show_partition(console: Console, federation: Federation, skew: Skew, rows: i
         table.add_row(*(row if fits else row[:-1]))
     console.print(table)
     if fits:
-        say(console, "mix: a column a class, in their order, the device's most frequent class at full height")
+        say(console, "mix: a column a class, in their order, the client's most frequent class at full height")
     else:
-        say(console, f"a terminal of {needed} columns has room for each device's mix of classes")
-    if rows < federation.devices:
-        say(console, f"and {federation.devices - rows:,} devices more: --rows 0 lists all")
+        say(console, f"a terminal of {needed} columns has room for each client's mix of classes")
+    if rows < federation.clients:
+        say(console, f"and {federation.clients - rows:,} clients more: --rows 0 lists all")
 
 
-def _device_row(console: Console, federation: Federation, device: int) -> tuple[str, ...]:
-    """Return a device's name, samples, classes, most frequent class, and its class mix drawn in characters."""
-    counts = federation.class_counts[device]
+def _client_row(console: Console, federation: Federation, client: int) -> tuple[str, ...]:
+    """Return a client's name, samples, classes, most frequent class, and its class mix drawn in characters."""
+    counts = federation.class_counts[client]
     most = int(counts.argmax())
     name = federation.class_names[most] if federation.class_names else str(most)
-    label = federation.device_names[device] if federation.device_names else str(device)
+    label = federation.client_names[client] if federation.client_names else str(client)
     levels = " ▁▂▃▄▅▆▇█" if console.encoding.lower().startswith("utf") else " 12345678"
     mix = "".join(levels[math.ceil(8 * count / counts[most])] for count in counts)
     share = f"{100 * counts[most] / counts.sum():3.0f} % {name}"

@@ -1,31 +1,31 @@
-"""How the step size changes over rounds."""
+"""Learning rate schedules over rounds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from fedcat.core.errors import unknown
+from fedcat.core.errors import unknown_name
 
 SCHEDULES = ("constant", "step", "inverse", "cosine")
 
 
 def schedule(name: str, lr: float, rounds: int, decay: float, every: int) -> Callable[[int], float]:
-    """Return the step size as a function of the round, from 0.
+    """Return the learning rate as a function of the round, counted from 0.
 
     Parameters
     ----------
     name : str
         ``constant``; ``step``: lr * decay**(round // every); ``inverse``: lr / (1 + decay * round); ``cosine``: from
-        lr down to 0 along half a cosine.
+        lr to 0 along half a cosine.
     lr : float
-        The first step size.
+        The initial learning rate.
     rounds : int
-        How many rounds there are.
+        The number of rounds.
     decay : float
-        What it means is said above.
+        The factor of ``step``, or the decay per round of ``inverse``.
     every : int
-        Rounds between the steps of ``step``.
+        Rounds between two decays of ``step``.
     """
     if name == "constant":
         return lambda round: lr
@@ -35,4 +35,4 @@ def schedule(name: str, lr: float, rounds: int, decay: float, every: int) -> Cal
         return lambda round: lr / (1 + decay * round)
     if name == "cosine":
         return lambda round: lr * 0.5 * (1 + math.cos(math.pi * round / rounds))
-    raise unknown("lr_schedule", name, SCHEDULES)
+    raise unknown_name("lr_schedule", name, SCHEDULES)

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 NOTICE = "\nstopping at the end of this round; once more stops at once\n"
 
 
-class Brake:
+class DeferredInterrupt:
     """Holds the first Ctrl-C back until `check` is called, and lets the second one through.
 
     PyTorch exchanges a net's tensors while it computes; an interrupt in the middle can leave it, and the net, in a
@@ -21,7 +21,7 @@ class Brake:
         self._asked = False
         self._mine = False
 
-    def __enter__(self) -> Brake:
+    def __enter__(self) -> DeferredInterrupt:
         ours = threading.current_thread() is threading.main_thread()
         if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note)

@@ -1,26 +1,96 @@
-"""Options of methods and datasets: the parameters with a default of what makes them."""
+"""Options of methods, datasets, partitions and server optimizers: the parameters of a function that have a default.
+
+A parameter may be annotated with an `Option`, which adds a line of help and bounds::
+
+    def dirichlet(labels, clients, rng, *, alpha: Annotated[float, Option("concentration", Bounds(above=0))] = 0.5): ...
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
+import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from fedcat.core.errors import SettingError, unknown
+from fedcat.core.errors import SettingError, unknown_name
 
-WORDS = {
+TYPE_NAMES = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a string",
     tuple: "a list",
-    list: "a list of texts",
+    list: "a list of strings",
     dict: "a table of options",
 }
-"""What values of a type are called in errors."""
+"""What error messages call the values of a type."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The range of a number. Infinity and NaN are never inside."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return math.isfinite(value) and not (
+            (self.at_least is not None and value < self.at_least)
+            or (self.above is not None and value <= self.above)
+            or (self.at_most is not None and value > self.at_most)
+            or (self.below is not None and value >= self.below)
+        )
+
+    def __str__(self) -> str:
+        words = {"at least": self.at_least, ">": self.above, "at most": self.at_most, "below": self.below}
+        return " and ".join(f"{word} {_shown(bound)}" for word, bound in words.items() if bound is not None)
+
+    def check(self, name: str, value: float) -> None:
+        """Raise a `SettingError` that names the value and the range unless the value is inside."""
+        if value not in self:
+            finite = "" if math.isfinite(value) else " and finite"
+            raise SettingError(f"{name} must be {self}{finite}, got {_shown(value)}")
+
+
+def check_bounds(name: str, value: float, **bounds: float) -> None:
+    """Raise a `SettingError` unless `value` lies within `Bounds` of these keywords."""
+    Bounds(**bounds).check(name, value)
+
+
+def _shown(value: float) -> str:
+    return "2**63" if value == 2**63 else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a declaration says about an option beside its default: a line of help, and the range of its values."""
+
+    help: str = ""
+    bounds: Bounds | None = None
+
+
+class Typed(str):
+    """A value as it was typed on a command line: read according to the type of the option that it is meant for."""
+
+    __slots__ = ()
+
+    def read(self, kind: type | None = None) -> Any:
+        """Return the value that the text stands for; text that is no such value is returned as it is."""
+        if kind is str:
+            return str(self)
+        if kind is list:
+            return [part.strip() for part in self.split(",")]
+        try:
+            return tomllib.loads(f"value = {self}")["value"]
+        except tomllib.TOMLDecodeError:
+            return str(self)
 
 
 def options(factory: Callable[..., Any]) -> dict[str, Any]:
@@ -28,38 +98,62 @@ def options(factory: Callable[..., Any]) -> dict[str, Any]:
     return {name: p.default for name, p in _parameters(factory).items()}
 
 
-def plain_options(factory: Callable[..., Any]) -> dict[str, Any]:
+def storable_options(factory: Callable[..., Any]) -> dict[str, Any]:
     """Return the options whose defaults a settings file can hold."""
     return {n: v for n, v in options(factory).items() if isinstance(v, (bool, int, float, str, tuple))}
 
 
-def arguments(kind: str, name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options that a user gave and return them as keyword arguments of `factory`.
+def declarations(factory: Callable[..., Any]) -> dict[str, Option]:
+    """Return what the options of `factory` are annotated with; an empty `Option` where there is none."""
+    found = {}
+    for name, parameter in _parameters(factory).items():
+        metadata = getattr(parameter.annotation, "__metadata__", ())
+        found[name] = next((entry for entry in metadata if isinstance(entry, Option)), Option())
+    return found
+
+
+def check_options(
+    kind: str, name: str, factory: Callable[..., Any], given: Mapping[str, Any], prefix: str | None = None
+) -> dict[str, Any]:
+    """Return the options that a user gave in the types of their defaults, or raise an error for the first bad one.
 
     Parameters
     ----------
     kind, name : str
-        What it makes and how that is called, for errors.
+        What `factory` makes, such as ``method``, and what it is called; for error messages.
     factory : callable
-        What takes the options.
+        The function or class that takes the options.
     given : mapping
         The options by the names that users write.
+    prefix : str, optional
+        What precedes an option's name in error messages; by default ``name.``.
     """
     if not isinstance(given, Mapping):
         raise SettingError(f"options of {kind} {name!r} must be a table, got {given!r}")
-    known = _parameters(factory)
+    known, declared = options(factory), declarations(factory)
     ready = {}
     for key, value in given.items():
+        written = f"{prefix or ''}{key}"
         if key not in known:
             if not known:
-                raise SettingError(f"{kind} {name!r} has no options, got {key!r}")
-            raise unknown(f"option of {name}", key, known)
-        ready[known[key].name] = _fitted(f"{name}.{key}", value, known[key].default)
+                raise SettingError(f"{kind} {name!r} has no options, got {written!r}")
+            raise unknown_name(f"option of {name}", written, [f"{prefix or ''}{option}" for option in known])
+        label = f"{name}.{key}" if prefix is None else written
+        ready[key] = _fitted(label, value, known[key])
+        bounds = declared[key].bounds
+        if bounds is not None:
+            bounds.check(label, ready[key])
     return ready
 
 
+def arguments(factory: Callable[..., Any], checked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return checked options as keyword arguments of `factory`."""
+    parameters = _parameters(factory)
+    return {parameters[name].name: value for name, value in checked.items()}
+
+
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with NumPy's numbers as Python's own and paths as texts, also in tables."""
+    """Return values with NumPy's numbers as Python's own and paths as strings, in nested tables as well."""
     found = {}
     for name, value in values.items():
         if isinstance(value, np.generic):
@@ -73,9 +167,12 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters with a default, without the underscore that keeps a name from being a keyword."""
+    """Return the parameters with a default; a trailing underscore, as in ``lambda_``, is not part of the name."""
     try:
-        found = inspect.signature(factory).parameters.values()
+        try:
+            found = inspect.signature(factory, eval_str=True).parameters.values()
+        except NameError:  # an annotation that only a type checker can read
+            found = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return {}
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -83,14 +180,16 @@ def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _fitted(name: str, value: Any, default: Any) -> Any:
-    """Return `value` in the type of `default`, or say what type it must have."""
+    """Return `value` in the type of `default`, or raise an error that names that type."""
+    kind = type(default)
+    if isinstance(value, Typed):
+        value = value.read(kind)
     if default is None:
         return value
-    kind = type(default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is tuple and isinstance(value, (list, int, float)) and not isinstance(value, bool):
         return tuple(value) if isinstance(value, list) else (value,)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise SettingError(f"{name} must be {WORDS.get(kind, kind.__name__)}, got {value!r}")
+        raise SettingError(f"{name} must be {TYPE_NAMES.get(kind, kind.__name__)}, got {value!r}")
     return value

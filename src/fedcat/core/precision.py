@@ -1,4 +1,4 @@
-"""Where numbers are computed, and how on a GPU."""
+"""The precision of training: full float32, TF32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fedcat.core.errors import SettingError
-
 PRECISIONS = ("fp32", "tf32", "bf16")
 """How products of float32 numbers are formed: in full, from 10 bits of each factor, or from 7."""
 
 
 @contextmanager
-def arithmetic(precision: str = "fp32") -> Iterator[None]:
+def precision_context(precision: str = "fp32") -> Iterator[None]:
     """Within this products on a GPU have a precision, and no kernel is tuned by timing or may vary between runs."""
     if not torch.cuda.is_available():
         yield
@@ -40,12 +38,12 @@ def arithmetic(precision: str = "fp32") -> Iterator[None]:
             setattr(part, name, value)
 
 
-def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+def bf16_autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which a net computes in bfloat16 where that is the precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
-def lowered_stacked(precision: str) -> AbstractContextManager[Any]:
+def bf16_autocast_vmap(precision: str) -> AbstractContextManager[Any]:
     """Return the same for a net under `torch.vmap`, which hides convolutions from autocast."""
     return _Bfloat16() if precision == "bf16" else nullcontext()
 
@@ -98,24 +96,3 @@ def _in_place(func: Any) -> bool:
 
 def _cast(given: Any, of: torch.dtype, to: torch.dtype) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.to(to) if t.dtype == of else t, given)
-
-
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a GPU is the current one: streams, graphs and kernels go there."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def find_device(name: str) -> torch.device:
-    """Return the device called `name`; ``auto`` is the first GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type == "meta":
-            raise SettingError(f"device {name!r} holds no numbers: use auto, cpu, cuda or cuda:0")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise SettingError(f"device {name!r} needs CUDA, which this machine or this PyTorch lacks: use cpu or auto")
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise SettingError(f"device {name!r} cannot be used ({first}): use auto, cpu, cuda or cuda:0") from error

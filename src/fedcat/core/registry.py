@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fedcat.core.errors import SettingError, unknown
+from fedcat.core.errors import SettingError, unknown_name
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Return the part called `name`, or import ``module:attribute``."""
         if not isinstance(name, str):
-            raise SettingError(f"{self.kind} must be a text, got {name!r}")
+            raise SettingError(f"{self.kind} must be a string, got {name!r}")
         if name in self._parts:
             return self._parts[name]
         if ":" in name:
@@ -51,7 +51,7 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} was an object given in Python, which a file cannot name: run it from Python "
                 "again, or write it as module:attribute"
             )
-        raise unknown(self.kind, name, self._parts)
+        raise unknown_name(self.kind, name, self._parts)
 
     def _load(self, name: str) -> T:
         module_name, _, attribute = name.partition(":")
@@ -76,7 +76,7 @@ class Registry(Generic[T]):
         return name in self._parts
 
 
-def takes(function: Callable[..., Any], *arguments: object, **named: object) -> bool:
+def accepts_call(function: Callable[..., Any], *arguments: object, **named: object) -> bool:
     """Tell whether a function can be called with these arguments."""
     try:
         inspect.signature(function).bind(*arguments, **named)
@@ -85,7 +85,7 @@ def takes(function: Callable[..., Any], *arguments: object, **named: object) -> 
     return True
 
 
-def name_of(part: object) -> str | None:
+def import_path(part: object) -> str | None:
     """Return the name under which `part` can be imported again, or None where it cannot."""
     module = getattr(part, "__module__", None)
     qualname = getattr(part, "__qualname__", None)
@@ -94,7 +94,7 @@ def name_of(part: object) -> str | None:
     return f"{module}:{qualname}"
 
 
-def part_label(part: object) -> str:
+def label_of(part: object) -> str:
     """Return what to call a user's own object."""
     inner = getattr(part, "func", part)
     name = getattr(part, "name", None) or getattr(inner, "__name__", None) or type(part).__name__

@@ -26,7 +26,7 @@ class Purpose(IntEnum):
     WRITERS = 10
 
 
-def chance(seed: int, purpose: Purpose, round: int = 0, device: int = 0, visit: int = 0) -> np.random.Generator:
+def random_stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, visit: int = 0) -> np.random.Generator:
     """Return the generator at one address.
 
     Parameters
@@ -35,15 +35,15 @@ def chance(seed: int, purpose: Purpose, round: int = 0, device: int = 0, visit: 
         The simulation's seed, 0 <= seed < 2**64.
     purpose : Purpose
         What the numbers are for.
-    round, device, visit : int
-        Where in the simulation they are used; `visit` tells apart two hops of one device in one round.
+    round, client, visit : int
+        Where in the simulation they are used; `visit` tells apart two hops of one client in one round.
 
     Returns
     -------
     numpy.random.Generator
-        A Philox generator with key (seed, purpose) and counter (0, visit, device, round).
+        A Philox generator with key (seed, purpose) and counter (0, visit, client, round).
     """
-    counter = np.array([0, visit, device, round], dtype=np.uint64)
+    counter = np.array([0, visit, client, round], dtype=np.uint64)
     key = np.array([seed, int(purpose)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 

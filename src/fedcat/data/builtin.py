@@ -8,12 +8,12 @@ from importlib import resources
 
 import numpy as np
 
-from fedcat.core.errors import SettingError, unknown
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.dataset import DATASETS, NATURAL, Dataset
-from fedcat.data.files.cache import Content
+from fedcat.data.files.cache import DecodedData
 from fedcat.data.files.catalogue import SOURCES
-from fedcat.data.pool import Normalise, Pool
+from fedcat.data.pool import Normalize, Pool
 
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _COARSE_NAMES = (
@@ -38,7 +38,7 @@ willow_tree wolf woman worm
 @DATASETS.register(
     "digits",
     "1,797 handwritten digits of 8 x 8 pixels (UCI), in the package: 1,437 to train, 360 to test; "
-    "by default 50 devices, min_samples 1, batch_size 10, lr 0.05, 100 rounds",
+    "by default 50 clients, min_samples 1, batch_size 10, lr 0.05, 100 rounds",
 )
 @cache
 def digits() -> Dataset:
@@ -49,11 +49,11 @@ def digits() -> Dataset:
     return Dataset.from_arrays(
         images[:, None],
         labels,
-        normalise=Normalise(scale=16.0, mean=(0.3053,), std=(0.3761,)),
+        normalize=Normalize(scale=16.0, mean=(0.3053,), std=(0.3761,)),
         name="digits",
         defaults={
             "net": "digits-cnn",
-            "devices": 50,
+            "clients": 50,
             "min_samples": 1,
             "batch_size": 10,
             "lr": 0.05,
@@ -74,9 +74,9 @@ def mnist(*, data_dir: str = "", mean: tuple[float, ...] = (0.1307,), std: tuple
     mean, std : tuple of float
         How pixels from 0 to 1 are normalised.
     """
-    normalise = _normalise(1, mean, std)
+    normalize = _normalise(1, mean, std)
     content = SOURCES["mnist"].content(data_dir)
-    return _images("mnist", content, 10, normalise, {"net": "lab-mnist"}, tuple(string.digits))
+    return _images("mnist", content, 10, normalize, {"net": "lab-mnist"}, tuple(string.digits))
 
 
 @DATASETS.register("cifar10", "60,000 colour images of 32 x 32 pixels in 10 classes: 50,000 to train, 10,000 to test")
@@ -84,9 +84,9 @@ def cifar10(
     *, data_dir: str = "", mean: tuple[float, ...] = (0.5, 0.5, 0.5), std: tuple[float, ...] = (0.5, 0.5, 0.5)
 ) -> Dataset:
     """Load CIFAR-10; the parameters are those of `mnist`."""
-    normalise = _normalise(3, mean, std)
+    normalize = _normalise(3, mean, std)
     content = SOURCES["cifar10"].content(data_dir)
-    return _images("cifar10", content, 10, normalise, {"net": "lab-cifar"}, _CIFAR10_NAMES)
+    return _images("cifar10", content, 10, normalize, {"net": "lab-cifar"}, _CIFAR10_NAMES)
 
 
 @DATASETS.register(
@@ -110,18 +110,18 @@ def cifar100(
         ``coarse``, the 20 superclasses, or ``fine``, the 100 classes.
     """
     if labels not in ("coarse", "fine"):
-        raise unknown("cifar100.labels", labels, ("coarse", "fine"))
-    normalise = _normalise(3, mean, std)
+        raise unknown_name("cifar100.labels", labels, ("coarse", "fine"))
+    normalize = _normalise(3, mean, std)
     content = SOURCES["cifar100"].content(data_dir)
     coarse = labels == "coarse"
     names = _COARSE_NAMES if coarse else tuple(_FINE_NAMES.split())
     column = 0 if coarse else 1
-    return _images("cifar100", content, 20 if coarse else 100, normalise, {"net": "lab-cifar"}, names, column)
+    return _images("cifar100", content, 20 if coarse else 100, normalize, {"net": "lab-cifar"}, names, column)
 
 
 @DATASETS.register(
     "femnist",
-    "handwritten digits and letters of 28 x 28 pixels in 62 classes; writers are the devices: "
+    "handwritten digits and letters of 28 x 28 pixels in 62 classes; writers are the clients: "
     "180 of those with at least 100 samples, by the seed",
 )
 def femnist(
@@ -146,7 +146,7 @@ def femnist(
     keep : int
         Writers with fewer samples, training and test together, are left out.
     """
-    normalise = _normalise(1, mean, std)
+    normalize = _normalise(1, mean, std)
     content = SOURCES["femnist"].content(data_dir)
     sizes = {part: content.arrays[f"{part}_sizes"] for part in ("train", "test")}
     fit = np.flatnonzero((sizes["train"] + sizes["test"] >= keep) & (sizes["train"] > 0))
@@ -158,7 +158,7 @@ def femnist(
             f"femnist.writers must be at most {len(fit)}, the writers with at least keep = {keep} samples, or 0 for "
             f"all of them, got {writers}"
         )
-    drawn = chance(seed, Purpose.WRITERS).permutation(fit)[: writers or len(fit)]
+    drawn = random_stream(seed, Purpose.WRITERS).permutation(fit)[: writers or len(fit)]
     chosen = np.isin(np.arange(len(content.words["writers"])), drawn)
     rows = {part: np.repeat(chosen, sizes[part]) for part in sizes}
     if not rows["test"].any():
@@ -169,10 +169,10 @@ def femnist(
     names = [name for name, taken in zip(content.words["writers"], chosen, strict=True) if taken]
     made = _images(
         "femnist",
-        Content(arrays),
+        DecodedData(arrays),
         62,
-        normalise,
-        {"net": "lab-femnist", "partition": NATURAL, "devices": len(names), "min_samples": 1},
+        normalize,
+        {"net": "lab-femnist", "partition": NATURAL, "clients": len(names), "min_samples": 1},
         tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
     )
     owner = np.repeat(np.arange(len(names)), sizes["train"][chosen])
@@ -181,9 +181,9 @@ def femnist(
 
 def _images(
     name: str,
-    content: Content,
+    content: DecodedData,
     classes: int,
-    normalise: Normalise,
+    normalize: Normalize,
     defaults: dict[str, object],
     class_names: tuple[str, ...],
     column: int = 0,
@@ -192,12 +192,12 @@ def _images(
     pools = {}
     for part in ("train", "test"):
         labels = content.arrays[f"{part}_y"]
-        pools[part] = Pool(content.arrays[f"{part}_x"], labels if labels.ndim == 1 else labels[:, column], normalise)
+        pools[part] = Pool(content.arrays[f"{part}_x"], labels if labels.ndim == 1 else labels[:, column], normalize)
     return Dataset(name, pools["train"], pools["test"], classes, defaults, class_names=class_names)
 
 
-def _normalise(channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalise:
+def _normalise(channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
     """Check the constants; done before anything is loaded or downloaded."""
-    normalise = Normalise(255.0, mean, std)
-    normalise.check_channels(channels)
-    return normalise
+    normalize = Normalize(255.0, mean, std)
+    normalize.check_channels(channels)
+    return normalize

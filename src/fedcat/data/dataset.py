@@ -1,4 +1,4 @@
-"""Datasets: training and test samples that are not yet divided over devices, and their registry."""
+"""Datasets: training and test samples that are not yet divided over clients, and their registry."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 
 from fedcat.core.errors import SettingError
-from fedcat.core.options import arguments, options, plain_values
-from fedcat.core.registry import Registry, part_label, takes
+from fedcat.core.options import arguments, check_options, options, plain_values
+from fedcat.core.registry import Registry, accepts_call, label_of
 from fedcat.data.federation import Federation
-from fedcat.data.partitions import Ints, partition
-from fedcat.data.pool import Normalise, Pool
-from fedcat.data.split import check_labels, numbered_owners, set_apart
+from fedcat.data.partitions import Ints, Partition
+from fedcat.data.partitions import partition as draw_partition
+from fedcat.data.pool import Normalize, Pool
+from fedcat.data.split import check_labels, encode_owners, hold_out
 
 NATURAL = "natural"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Training and test samples that are not yet divided over devices.
+    """Training and test samples that are not yet divided over clients.
 
     Attributes
     ----------
@@ -36,7 +37,7 @@ class Dataset:
     defaults : mapping
         Settings that suit this dataset better than the general ones, among them its net.
     owner : numpy.ndarray, optional
-        The owner of each training sample, from 0: the devices of the partition ``natural``.
+        The owner of each training sample, from 0: the clients of the partition ``natural``.
     owner_names : sequence of str
         What the owners are called; empty where they have no names.
     class_names : sequence of str
@@ -62,51 +63,41 @@ class Dataset:
 
     def divide(
         self,
-        devices: int | None = None,
-        partition: str | None = None,
+        clients: int | None = None,
+        partition: str | Partition | None = None,
         *,
         seed: int = 0,
-        alpha: float = 0.5,
-        shards: int = 2,
         min_samples: int = 1,
         tries: int = 1000,
+        **options: Any,
     ) -> Federation:
-        """Divide the training samples over devices.
+        """Divide the training samples over clients.
 
         Parameters
         ----------
-        devices : int, optional
-            The number of devices; in the partition ``natural`` it is the number of owners and need not be said.
-        partition : str, optional
-            How; by default ``natural`` where the samples have owners, else ``dirichlet``.
-        seed, alpha, shards, min_samples, tries
+        clients : int, optional
+            The number of clients; may be omitted for the partition ``natural``, where it is the number of owners.
+        partition : str or callable, optional
+            How; by default ``natural`` if the samples have owners, else ``dirichlet``.
+        seed, min_samples, tries, **options
             See `fedcat.partition`.
         """
-        partition = partition or (NATURAL if self.owner is not None else "dirichlet")
-        if partition == NATURAL and self.owner is not None:
-            return self._natural(devices, min_samples)
-        if devices is None:
-            raise SettingError(f"devices must be given for the partition {partition!r}")
+        how = partition or (NATURAL if self.owner is not None else "dirichlet")
+        if how == NATURAL and self.owner is not None:
+            return self._natural(clients, min_samples)
+        if clients is None:
+            raise SettingError(f"clients must be given for the partition {how!r}")
         labels: Ints = self.train.y.cpu().numpy()
-        owner = _partition(
-            partition,
-            labels,
-            devices,
-            seed,
-            alpha=alpha,
-            shards=shards,
-            min_samples=min_samples,
-            tries=tries,
-        )
-        return Federation(self.train, self.test, owner, self.classes, devices, self.name, class_names=self.class_names)
+        owner = draw_partition(how, labels, clients, seed, min_samples=min_samples, tries=tries, **options)
+        return Federation(self.train, self.test, owner, self.classes, clients, self.name, class_names=self.class_names)
 
-    def _natural(self, devices: int | None, min_samples: int) -> Federation:
+    def _natural(self, clients: int | None, min_samples: int) -> Federation:
         assert self.owner is not None
         owners = int(self.owner.max()) + 1
-        if devices not in (None, owners):
+        if clients not in (None, owners):
             raise SettingError(
-                f"devices must be {owners}, the owners of the samples of {self.name!r} (partition 'natural'), "
-                f"got {devices}: leave it out, or choose the owners by the dataset's own options"
+                f"clients must be {owners}, the owners of the samples of {self.name!r} (partition 'natural'), "
+                f"got {clients}: leave it out, or choose the owners by the dataset's own options"
             )
         made = Federation(
             self.train,
@@ -115,7 +106,7 @@ class Dataset:
             self.classes,
             owners,
             self.name,
-            device_names=self.owner_names,
+            client_names=self.owner_names,
             class_names=self.class_names,
         )
         if made.sizes.min() < min_samples:
@@ -136,7 +127,7 @@ class Dataset:
         test_fraction: float = 0.2,
         seed: int = 0,
         classes: int | None = None,
-        normalise: Normalise | None = None,
+        normalize: Normalize | None = None,
         name: str = "custom",
         defaults: Mapping[str, object] | None = None,
         class_names: Sequence[str] = (),
@@ -151,7 +142,7 @@ class Dataset:
             Test inputs and labels. Without it `test_fraction` of the samples is set apart at random by `seed`; of
             each owner's samples where they have owners, who keep at least one to train on.
         owner : array_like, optional
-            Whose each sample of `x` is, as numbers or texts. Owners become the devices, unless another partition is
+            Whose each sample of `x` is, as numbers or texts. Owners become the clients, unless another partition is
             asked for.
         test_fraction : float
             The share that becomes the test set where `test` is not given.
@@ -165,23 +156,23 @@ class Dataset:
         name : str
             What the dataset is called.
         defaults : mapping, optional
-            Settings that suit it, such as ``{"net": ..., "devices": 20}``.
+            Settings that suit it, such as ``{"net": ..., "clients": 20}``.
         class_names : sequence of str, optional
             What the classes are called.
         """
-        train = Pool(x, y, normalise)
-        owners, owner_names = (None, ()) if owner is None else numbered_owners(owner, len(train))
-        held = None if test is None else Pool(*test, normalise)
+        train = Pool(x, y, normalize)
+        owners, owner_names = (None, ()) if owner is None else encode_owners(owner, len(train))
+        held = None if test is None else Pool(*test, normalize)
         if classes is None:
             check_labels(train, held, len(class_names))
             classes = max(int(train.y.max()) + 1, len(class_names))
         if held is None:
-            train, held, kept = set_apart(train, owners, test_fraction, seed)
+            train, held, kept = hold_out(train, owners, test_fraction, seed)
             owners = owners if owners is None else owners[kept]
         own: dict[str, object] = {}
         if owners is not None:
             sizes = np.bincount(owners)
-            own = {"partition": NATURAL, "devices": len(sizes), "min_samples": int(sizes.min())}
+            own = {"partition": NATURAL, "clients": len(sizes), "min_samples": int(sizes.min())}
         return cls(name, train, held, classes, {**own, **(defaults or {})}, owners, owner_names, tuple(class_names))
 
     @classmethod
@@ -199,28 +190,28 @@ class Dataset:
         return from_folder(path, **given)
 
 
-_partition = partition
-
-
 Factory = Callable[..., "Dataset | Federation"]
 """Makes a dataset. Its parameters with a default are the dataset's options; one called ``data_dir`` is given the
 folder that the user named, one called ``seed`` the seed of the partition."""
 
 DATASETS: Registry[Factory] = Registry("dataset")
-GIVEN = ("data_dir", "seed")
+RESERVED = ("data_dir", "seed")
+"""Parameters of a dataset's function that are settings, not options."""
 
 
 def dataset_options(factory: Factory) -> dict[str, Any]:
     """Return a dataset's own options and their defaults."""
-    return {name: value for name, value in options(factory).items() if name not in GIVEN}
+    return {name: value for name, value in options(factory).items() if name not in RESERVED}
 
 
-def made_by(factory: Factory, name: str, *, data_dir: str, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def dataset_arguments(
+    factory: Factory, name: str, *, data_dir: str, seed: int, given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the arguments with which `factory` makes the dataset that the settings describe."""
-    for taken in GIVEN:
+    for taken in RESERVED:
         if taken in given:
             raise SettingError(f"{taken} is a setting of its own, not an option of dataset {name!r}")
-    ready = arguments("dataset", name, factory, given)
+    ready = arguments(factory, check_options("dataset", name, factory, given))
     known = options(factory)
     here = {"seed": seed, **({"data_dir": data_dir} if data_dir else {})}
     return {**ready, **{key: value for key, value in here.items() if key in known}}
@@ -228,7 +219,7 @@ def made_by(factory: Factory, name: str, *, data_dir: str, seed: int, given: Map
 
 def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Dataset | Federation:
     """Make a dataset; what is none is refused."""
-    if not callable(factory) or not takes(factory, **ready):
+    if not callable(factory) or not accepts_call(factory, **ready):
         raise SettingError(f"dataset {name!r} must be a function whose arguments all have defaults")
     try:
         found = factory(**ready)
@@ -264,6 +255,6 @@ def load_dataset(
         Its options.
     """
     factory = DATASETS.get(name) if isinstance(name, str) else name
-    label = name if isinstance(name, str) else part_label(name)
-    ready = made_by(factory, label, data_dir=str(data_dir), seed=seed, given=plain_values(given))
+    label = name if isinstance(name, str) else label_of(name)
+    ready = dataset_arguments(factory, label, data_dir=str(data_dir), seed=seed, given=plain_values(given))
     return make_dataset(factory, label, ready)

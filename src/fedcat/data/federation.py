@@ -1,4 +1,4 @@
-"""A federation: the devices, what each of them holds, and the test data that none of them sees."""
+"""A federation: the clients, what each of them holds, and the test data that none of them sees."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Ints = NDArray[np.int64]
 
 
 class Federation:
-    """Training samples divided over devices, and a test set that is no device's.
+    """Training samples divided over clients, and a test set that is no client's.
 
     Parameters
     ----------
     train : Pool
-        The training samples of all devices.
+        The training samples of all clients.
     test : Pool
         The test samples. They are never trained on.
     owner : array_like of int
-        The device that holds each training sample, from 0.
+        The client that holds each training sample, from 0.
     classes : int, optional
         The number of classes; by default one more than the largest label.
-    devices : int, optional
-        The number of devices; by default one more than the largest owner.
+    clients : int, optional
+        The number of clients; by default one more than the largest owner.
     name : str
         What the data is called in reports.
-    device_names, class_names : sequence of str
-        What the devices and the classes are called; empty where they have no names.
+    client_names, class_names : sequence of str
+        What the clients and the classes are called; empty where they have no names.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Federation:
         test: Pool,
         owner: object,
         classes: int | None = None,
-        devices: int | None = None,
+        clients: int | None = None,
         name: str = "custom",
         *,
-        device_names: Sequence[str] = (),
+        client_names: Sequence[str] = (),
         class_names: Sequence[str] = (),
     ) -> None:
         owners = np.asarray(owner)
         if owners.shape != (len(train),) or owners.dtype.kind not in "iu":
             raise SettingError(
-                f"owner must hold one device number for each of the {len(train)} training samples, "
+                f"owner must hold one client number for each of the {len(train)} training samples, "
                 f"got shape {owners.shape} of {owners.dtype}"
             )
         if train.shape != test.shape:
@@ -63,16 +63,16 @@ class Federation:
         self.classes = most if classes is None else classes
         if self.classes < most:
             raise SettingError(f"classes must be at least {most} for these labels, got {self.classes}")
-        self.devices = int(owners.max()) + 1 if devices is None else devices
-        if owners.min() < 0 or owners.max() >= self.devices:
-            raise SettingError(f"owner must lie in 0 .. {self.devices - 1}, got {owners.min()} .. {owners.max()}")
-        self.sizes: Ints = np.bincount(owners, minlength=self.devices)
+        self.clients = int(owners.max()) + 1 if clients is None else clients
+        if owners.min() < 0 or owners.max() >= self.clients:
+            raise SettingError(f"owner must lie in 0 .. {self.clients - 1}, got {owners.min()} .. {owners.max()}")
+        self.sizes: Ints = np.bincount(owners, minlength=self.clients)
         if self.sizes.min() == 0:
             empty = int(np.argmin(self.sizes))
-            raise SettingError(f"owner gives device {empty} no training sample: every device must hold one")
-        self.device_names, self.class_names = tuple(device_names), tuple(class_names)
+            raise SettingError(f"owner gives client {empty} no training sample: every client must hold one")
+        self.client_names, self.class_names = tuple(client_names), tuple(class_names)
         for kind, names, count in (
-            ("device_names", self.device_names, self.devices),
+            ("client_names", self.client_names, self.clients),
             ("class_names", self.class_names, self.classes),
         ):
             if names and len(names) != count:
@@ -82,19 +82,19 @@ class Federation:
 
     @cached_property
     def largest(self) -> int:
-        """The samples of the device that has most."""
+        """The samples of the client that has most."""
         return int(self.sizes.max())
 
-    def indices(self, device: int) -> Ints:
-        """Return the positions in `train` of the samples that `device` holds."""
-        return self._order[self._starts[device] : self._starts[device + 1]]
+    def indices(self, client: int) -> Ints:
+        """Return the positions in `train` of the samples that `client` holds."""
+        return self._order[self._starts[client] : self._starts[client + 1]]
 
     @cached_property
     def class_counts(self) -> Ints:
-        """How many samples of each class each device holds, [devices, classes]."""
-        owner = np.repeat(np.arange(self.devices), self.sizes)
+        """How many samples of each class each client holds, [clients, classes]."""
+        owner = np.repeat(np.arange(self.clients), self.sizes)
         cell = owner * self.classes + self.train.y.cpu().numpy()[self._order]
-        return np.bincount(cell, minlength=self.devices * self.classes).reshape(self.devices, self.classes)
+        return np.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     @cached_property
     def hash(self) -> str:
@@ -108,7 +108,7 @@ class Federation:
 
     def __str__(self) -> str:
         samples = f"{len(self.train):,} training and {len(self.test):,} test samples"
-        return f"{self.name}: {self.devices:,} devices, {samples}, {self.classes} classes"
+        return f"{self.name}: {self.clients:,} clients, {samples}, {self.classes} classes"
 
     def __repr__(self) -> str:
         return f"<Federation {self}>"

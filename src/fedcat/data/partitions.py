@@ -1,194 +1,203 @@
-"""Who owns which sample: each partition gives one device number a sample."""
+"""Partitions: which client holds which training sample.
+
+A partition is a function of the labels, the number of clients and a random generator that returns the client of every
+sample. Its keyword parameters with a default are its options; those of the registered partitions are also settings and
+command-line flags (``alpha``, ``shards``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcat.core.errors import SettingError
-from fedcat.core.registry import Registry
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.options import Bounds, Option, arguments, check_options, options
+from fedcat.core.registry import Registry, accepts_call, label_of
+from fedcat.core.rng import Purpose, random_stream
 
 Ints = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Draw:
-    """What a partition may look at.
-
-    Attributes
-    ----------
-    labels : numpy.ndarray
-        The class of every training sample.
-    devices : int
-        The number of devices.
-    rng : numpy.random.Generator
-        Where its chance comes from.
-    alpha : float
-        Concentration of the Dirichlet partitions; the smaller, the more skewed.
-    shards : int
-        Shards a device gets in the partition ``shards``.
-    """
-
-    labels: Ints
-    devices: int
-    rng: np.random.Generator
-    alpha: float
-    shards: int
-
-
-Partition = Callable[[Draw], "Ints | None"]
-"""Gives every sample's device, or None where this draw came to nothing and another is wanted."""
+Partition = Callable[..., "Ints | None"]
+"""(labels, clients, rng, **options) -> the client of every sample, or None if this draw failed."""
 
 PARTITIONS: Registry[Partition] = Registry("partition")
 
+Alpha = Annotated[
+    float, Option("concentration of the Dirichlet partitions: the smaller, the more skewed", Bounds(above=0))
+]
+
 
 def partition(
-    name: str,
+    how: str | Partition,
     labels: Ints,
-    devices: int,
+    clients: int,
     seed: int,
     *,
-    alpha: float = 0.5,
-    shards: int = 2,
     min_samples: int = 1,
     tries: int = 1000,
+    **given: Any,
 ) -> Ints:
-    """Draw a partition in which every device holds at least `min_samples` samples.
+    """Draw a partition in which every client holds at least `min_samples` samples.
 
     Parameters
     ----------
-    name : str
-        One of `PARTITIONS`.
+    how : str or callable
+        One of `PARTITIONS`, ``module:function``, or a function of (labels, clients, rng).
     labels : numpy.ndarray
         The class of every training sample.
-    devices : int
-        The number of devices.
+    clients : int
+        The number of clients.
     seed : int
-        Every try has a generator of its own under this seed.
-    alpha, shards : float, int
-        See `Draw`.
+        The seed; every try has its own random stream.
     min_samples : int
-        The fewest samples that a device may hold.
+        The smallest number of samples per client.
     tries : int
-        How often to draw before giving up.
+        How many draws to make before giving up.
+    **given
+        Options of the partition, such as ``alpha``.
 
     Returns
     -------
     numpy.ndarray
-        The device of every sample.
+        The client of every sample.
     """
-    draw = PARTITIONS.get(name)
-    if devices > len(labels):
-        raise SettingError(f"devices must be at most the {len(labels)} training samples, got {devices}")
-    if min_samples * devices > len(labels):
+    name = how if isinstance(how, str) else label_of(how)
+    draw = PARTITIONS.get(how) if isinstance(how, str) else how
+    if not callable(draw) or not accepts_call(draw, labels, clients, np.random.default_rng(0)):
+        raise SettingError(f"partition {name!r} must be a function of (labels, clients, rng, options with defaults)")
+    ready = arguments(draw, check_options("partition", name, draw, given, prefix=""))
+    if clients > len(labels):
+        raise SettingError(f"clients must be at most the {len(labels)} training samples, got {clients}")
+    if min_samples * clients > len(labels):
         raise SettingError(
-            f"min_samples must be at most {len(labels) // devices} for {len(labels)} training samples on "
-            f"{devices} devices, got {min_samples}"
+            f"min_samples must be at most {len(labels) // clients} for {len(labels)} training samples on "
+            f"{clients} clients, got {min_samples}"
         )
-    most = 0
+    best = 0
     for attempt in range(tries):
-        rng = chance(seed, Purpose.PARTITION, round=attempt)
-        owner = draw(Draw(labels, devices, rng, alpha, shards))
+        owner = draw(labels, clients, random_stream(seed, Purpose.PARTITION, round=attempt), **ready)
         if owner is not None:
-            least = int(np.bincount(owner, minlength=devices).min())
+            owner = _checked(name, owner, len(labels), clients)
+            least = int(np.bincount(owner, minlength=clients).min())
             if least >= min_samples:
                 return owner
-            most = max(most, least)
+            best = max(best, least)
+    chosen = ", ".join(f"{option} {value:g}" for option, value in {**options(draw), **given}.items())
     raise SettingError(
-        f"partition {name!r} with alpha {alpha:g} gave no draw of at least min_samples = {min_samples} for each of "
-        f"{devices} devices in {tries} tries (the best had {most}): use fewer devices, a larger alpha or a smaller "
-        "min_samples"
+        f"partition {name!r}{f' with {chosen}' if chosen else ''} gave no draw of at least min_samples = {min_samples} "
+        f"for each of {clients} clients in {tries} tries (the best had {best}): use fewer clients, "
+        f"{'a larger alpha ' if 'alpha' in options(draw) else ''}or a smaller min_samples"
     )
 
 
-@PARTITIONS.register("iid", "every device a random share of equal size")
-def iid(draw: Draw) -> Ints:
-    """Deal the samples out at random in near equal shares."""
-    owner = np.empty(len(draw.labels), dtype=np.int64)
-    owner[draw.rng.permutation(len(owner))] = np.arange(len(owner)) % draw.devices
+def _checked(name: str, owner: object, samples: int, clients: int) -> Ints:
+    """Return what a partition gave as an array, or raise an error that says what is wrong with it."""
+    array = np.asarray(owner)
+    if array.shape != (samples,) or array.dtype.kind not in "iu":
+        raise SettingError(
+            f"partition {name!r} must return one client number for each of the {samples} samples, "
+            f"got shape {array.shape} of {array.dtype}"
+        )
+    if array.min() < 0 or array.max() >= clients:
+        raise SettingError(
+            f"partition {name!r} must return clients in 0 .. {clients - 1}, got {array.min()} .. {array.max()}"
+        )
+    return array.astype(np.int64)
+
+
+@PARTITIONS.register("iid", "every client a random share of equal size")
+def iid(labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """Deal the samples out at random in nearly equal shares."""
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[rng.permutation(len(owner))] = np.arange(len(owner)) % clients
     return owner
 
 
-@PARTITIONS.register("dirichlet", "per class shares from Dir(alpha); a device with its average share gets no more")
-def dirichlet(draw: Draw) -> Ints | None:
-    """Split each class by Dir(alpha) over the devices that do not yet hold samples/devices."""
-    return _dirichlet(draw, cap=len(draw.labels) / draw.devices)
+@PARTITIONS.register("dirichlet", "each class split by Dir(alpha); a client that holds its average share gets no more")
+def dirichlet(labels: Ints, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.5) -> Ints | None:
+    """Split each class by Dir(alpha) over the clients that hold fewer than samples / clients so far."""
+    return _dirichlet(labels, clients, rng, alpha, cap=len(labels) / clients)
 
 
-@PARTITIONS.register("dirichlet-uncapped", "per class shares from Dir(alpha), sizes as they fall")
-def dirichlet_uncapped(draw: Draw) -> Ints | None:
-    """Split each class by Dir(alpha) over all devices."""
-    return _dirichlet(draw, cap=np.inf)
+@PARTITIONS.register("dirichlet-uncapped", "each class split by Dir(alpha) over all clients")
+def dirichlet_uncapped(labels: Ints, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.5) -> Ints | None:
+    """Split each class by Dir(alpha) over all clients."""
+    return _dirichlet(labels, clients, rng, alpha, cap=np.inf)
 
 
-def _dirichlet(draw: Draw, cap: float) -> Ints | None:
-    owner = np.empty(len(draw.labels), dtype=np.int64)
-    sizes = np.zeros(draw.devices, dtype=np.int64)
-    for label in np.unique(draw.labels):
-        members = draw.rng.permutation(np.flatnonzero(draw.labels == label))
-        shares = draw.rng.dirichlet(np.full(draw.devices, draw.alpha)) * (sizes < cap)
+def _dirichlet(labels: Ints, clients: int, rng: np.random.Generator, alpha: float, cap: float) -> Ints | None:
+    owner = np.empty(len(labels), dtype=np.int64)
+    sizes = np.zeros(clients, dtype=np.int64)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, alpha)) * (sizes < cap)
         total = shares.sum()
         if not total > 0:
             return None
         cuts = (np.cumsum(shares / total)[:-1] * len(members)).astype(np.int64)
         counts = np.diff(cuts, prepend=0, append=len(members))
-        owner[members] = np.repeat(np.arange(draw.devices), counts)
+        owner[members] = np.repeat(np.arange(clients), counts)
         sizes += counts
     return owner
 
 
-@PARTITIONS.register("dirichlet-hsu", "equal sizes, each device's classes from Dir(alpha * prior) (Hsu et al. 2019)")
-def dirichlet_hsu(draw: Draw) -> Ints:
-    """Give each device a class mix of its own from Dir(alpha * prior) and draw its samples by that.
+@PARTITIONS.register("dirichlet-hsu", "equal sizes, each client's classes from Dir(alpha * prior) (Hsu et al. 2019)")
+def dirichlet_hsu(labels: Ints, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.5) -> Ints:
+    """Draw a class mix from Dir(alpha * prior) for each client and its samples according to that mix.
 
-    A class that has run out is left out of the mixes of the devices that follow.
+    A class that has run out is left out of the mixes of later clients.
     """
-    classes = int(draw.labels.max()) + 1
-    left = np.bincount(draw.labels, minlength=classes)
+    classes = int(labels.max()) + 1
+    left = np.bincount(labels, minlength=classes)
     prior = left / left.sum()
     present = prior > 0
-    queue = [draw.rng.permutation(np.flatnonzero(draw.labels == c)) for c in range(classes)]
-    owner = np.empty(len(draw.labels), dtype=np.int64)
-    base, extra = divmod(len(draw.labels), draw.devices)
-    for device in range(draw.devices):
+    queue = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
+    owner = np.empty(len(labels), dtype=np.int64)
+    base, extra = divmod(len(labels), clients)
+    for client in range(clients):
         mix = np.zeros(classes)
-        mix[present] = draw.rng.dirichlet(draw.alpha * prior[present])
-        wanted = base + (device < extra)
+        mix[present] = rng.dirichlet(alpha * prior[present])
+        wanted = base + (client < extra)
         while wanted:
             open_mix = np.where(left > 0, mix, 0.0)
             if not open_mix.sum() > 0:
                 open_mix = left.astype(np.float64)
-            taken = np.minimum(draw.rng.multinomial(wanted, open_mix / open_mix.sum()), left)
+            taken = np.minimum(rng.multinomial(wanted, open_mix / open_mix.sum()), left)
             for c in np.flatnonzero(taken):
-                owner[queue[c][left[c] - taken[c] : left[c]]] = device
+                owner[queue[c][left[c] - taken[c] : left[c]]] = client
             left = left - taken
             wanted -= int(taken.sum())
     return owner
 
 
-@PARTITIONS.register("shards", "samples sorted by class and cut; every device gets a few pieces (McMahan et al. 2017)")
-def shards(draw: Draw) -> Ints:
-    """Sort by class, cut into shards * devices pieces, deal them out at random."""
-    pieces = draw.shards * draw.devices
-    if pieces > len(draw.labels):
+@PARTITIONS.register("shards", "samples sorted by class and cut; every client gets a few shards (McMahan et al. 2017)")
+def shards(
+    labels: Ints,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    shards: Annotated[int, Option("shards per client in the partition `shards`", Bounds(at_least=1))] = 2,
+) -> Ints:
+    """Sort by class, cut into shards * clients pieces of equal size, deal them out at random."""
+    pieces = shards * clients
+    if pieces > len(labels):
         raise SettingError(
-            f"shards must be at most {len(draw.labels) // draw.devices} for {len(draw.labels)} training samples on "
-            f"{draw.devices} devices, got {draw.shards}"
+            f"shards must be at most {len(labels) // clients} for {len(labels)} training samples on "
+            f"{clients} clients, got {shards}"
         )
-    shuffled = draw.rng.permutation(len(draw.labels))
-    order = shuffled[np.argsort(draw.labels[shuffled], kind="stable")]
-    owner_of_piece = draw.rng.permutation(np.repeat(np.arange(draw.devices), draw.shards))
+    shuffled = rng.permutation(len(labels))
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    owner_of_piece = rng.permutation(np.repeat(np.arange(clients), shards))
     piece = np.arange(len(order)) * pieces // len(order)
     owner = np.empty(len(order), dtype=np.int64)
     owner[order] = owner_of_piece[piece]
     return owner
 
 
-@PARTITIONS.register("natural", "every sample stays with its owner; for data that has owners, such as femnist")
-def natural(draw: Draw) -> Ints:
-    """Refuse: data that has owners is divided without a draw, by `Dataset.divide`."""
+@PARTITIONS.register("natural", "every sample stays with its owner; for data with owners, such as femnist")
+def natural(labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """Raise an error: `Dataset.divide` divides data with owners itself, without a draw."""
     raise SettingError("partition 'natural' needs data whose samples have owners: this dataset has none")

@@ -16,7 +16,7 @@ from fedcat.core.errors import SettingError
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalize:
     """Turns stored numbers into inputs: (x / scale - mean) / std, by channel where there are several."""
 
     scale: float = 255.0
@@ -76,7 +76,7 @@ class Pool:
         are, and other integers (tokens) stay integers.
     """
 
-    def __init__(self, x: object, y: object, normalise: Normalise | None = None) -> None:
+    def __init__(self, x: object, y: object, normalize: Normalize | None = None) -> None:
         self.x = _tensor("x", x).contiguous()
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             raise SettingError("x must hold finite numbers, got NaN or infinity")
@@ -93,11 +93,11 @@ class Pool:
             raise SettingError("x must hold at least one sample, got none")
         if int(self.y.min()) < 0:
             raise SettingError(f"y must hold class numbers from 0, got {int(self.y.min())}")
-        if normalise is None and self.x.dtype == torch.uint8:
-            normalise = Normalise()
-        if normalise is not None and self.x.dim() > 1:
-            normalise.check_channels(self.x.shape[1])
-        self.normalise = normalise
+        if normalize is None and self.x.dtype == torch.uint8:
+            normalize = Normalize()
+        if normalize is not None and self.x.dim() > 1:
+            normalize.check_channels(self.x.shape[1])
+        self.normalize = normalize
         self._moved: dict[torch.device, Pool] = {}
 
     def __len__(self) -> int:
@@ -120,16 +120,16 @@ class Pool:
         if self.x.device == device:
             return self
         if device not in self._moved:
-            self._moved[device] = Pool(self.x.to(device), self.y.to(device), self.normalise)
+            self._moved[device] = Pool(self.x.to(device), self.y.to(device), self.normalize)
         return self._moved[device]
 
     def inputs(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
         """Return the inputs at `index` (any shape of positions, or a slice) as the net takes them."""
         x = self.x[index]
-        if self.normalise is None:
+        if self.normalize is None:
             return x.to(dtype) if x.is_floating_point() else x
         lead = x.shape[: x.dim() - len(self.shape)]
-        return self.normalise(x.reshape(-1, *self.shape), dtype).view(*lead, *self.shape)
+        return self.normalize(x.reshape(-1, *self.shape), dtype).view(*lead, *self.shape)
 
     @cached_property
     def digest(self) -> str:

@@ -11,21 +11,21 @@ from fedcat.data.federation import Federation
 
 @dataclass(frozen=True)
 class Skew:
-    """Figures over the devices of a federation.
+    """Figures over the clients of a federation.
 
     Attributes
     ----------
     samples : tuple of float
-        The smallest, the median and the largest number of samples on a device.
+        The smallest, the median and the largest number of samples on a client.
     classes : tuple of float
-        The same of the number of classes on a device.
+        The same of the number of classes on a client.
     effective_classes : float
-        The mean of exp(entropy of a device's class shares): how many equally frequent classes its mix is worth.
+        The mean of exp(entropy of a client's class shares): how many equally frequent classes its mix is worth.
     distance : float
-        The mean total variation distance between a device's class shares and those of all data: the share of its
-        samples that would have to change their class. 0 where all devices look alike.
+        The mean total variation distance between a client's class shares and those of all data: the share of its
+        samples that would have to change their class. 0 where all clients look alike.
     largest_share : float
-        The mean share of a device's most frequent class.
+        The mean share of a client's most frequent class.
     """
 
     samples: tuple[float, float, float]

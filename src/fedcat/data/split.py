@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcat.core.errors import SettingError
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.partitions import Ints
 from fedcat.data.pool import Pool
 
@@ -27,7 +27,7 @@ def check_labels(train: Pool, held: Pool | None, named: int) -> None:
         )
 
 
-def numbered_owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
+def encode_owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
     """Return each sample's owner as a number, and the owners' names in the order of the numbers."""
     array = owner.detach().cpu().numpy() if isinstance(owner, Tensor) else np.asarray(owner)
     if array.shape != (samples,) or array.dtype.kind not in "iuUS":
@@ -39,11 +39,11 @@ def numbered_owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
     return owners.astype(np.int64), tuple(str(name) for name in names)
 
 
-def set_apart(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints]:
+def hold_out(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints]:
     """Set a share of the samples apart; return what is left, what was set apart, and the positions of the former."""
     if not 0 < fraction < 1:
         raise SettingError(f"test_fraction must lie between 0 and 1, got {fraction:g}")
-    order = chance(seed, Purpose.SPLIT).permutation(len(train))
+    order = random_stream(seed, Purpose.SPLIT).permutation(len(train))
     if owners is None:
         cut = math.ceil(fraction * len(train) - 1e-9)
         held, kept = order[:cut], order[cut:]
@@ -56,5 +56,5 @@ def set_apart(train: Pool, owners: Ints | None, fraction: float, seed: int) -> t
         held, kept = order[test], order[~test]
     if not len(held) or not len(kept):
         raise SettingError(f"test_fraction {fraction:g} of {len(train)} samples leaves a part empty")
-    rest, apart = (Pool(train.x[part], train.y[part], train.normalise) for part in map(torch.from_numpy, (kept, held)))
+    rest, apart = (Pool(train.x[part], train.y[part], train.normalize) for part in map(torch.from_numpy, (kept, held)))
     return rest, apart, kept

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 from fedcat.core.errors import DataError, SettingError
 from fedcat.data.dataset import DATASETS, Dataset
-from fedcat.data.files.locations import expanded
-from fedcat.data.pool import Normalise
+from fedcat.data.files.locations import expand_user
+from fedcat.data.pool import Normalize
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 NPZ_NAMES = {"x", "y", "x_test", "y_test", "owner"}
@@ -122,7 +122,7 @@ def from_npz(
             test_fraction=test_fraction,
             seed=split_seed,
             classes=classes or None,
-            normalise=Normalise(255.0, mean, std) if arrays["x"].dtype == np.uint8 else None,
+            normalize=Normalize(255.0, mean, std) if arrays["x"].dtype == np.uint8 else None,
             name=file.stem,
         )
     except SettingError as error:
@@ -176,8 +176,8 @@ def from_folder(
     mean, std : tuple of float
         How pixels from 0 to 1 are normalised.
     """
-    normalise = Normalise(255.0, mean, std)
-    normalise.check_channels(3 if colour else 1)
+    normalize = Normalize(255.0, mean, std)
+    normalize.check_channels(3 if colour else 1)
     base = _named("folder", str(path))
     if size < 0:
         raise SettingError(f"folder.size must be at least 0, got {size}")
@@ -201,7 +201,7 @@ def from_folder(
         owner=owner,
         test_fraction=test_fraction,
         seed=split_seed,
-        normalise=normalise,
+        normalize=normalize,
         name=base.resolve().name,
         class_names=classes,
     )
@@ -210,7 +210,7 @@ def from_folder(
 def _named(dataset: str, path: str) -> Path:
     if not path:
         raise SettingError(f"dataset {dataset!r} needs its option path: -d path=...")
-    return expanded(path)
+    return expand_user(path)
 
 
 def _class_folders(top: Path) -> list[str]:
@@ -262,7 +262,7 @@ def _pixels(files: Sequence[Path], size: int, colour: bool) -> NDArray[np.uint8]
 def _owner_column(table: Path, base: Path, files: Sequence[Path]) -> list[str]:
     """Return the owner of each file from a CSV file."""
     try:
-        with expanded(table).open(newline="", encoding="utf-8-sig") as file:
+        with expand_user(table).open(newline="", encoding="utf-8-sig") as file:
             rows = [(os.path.normpath(row["file"]), row["owner"]) for row in csv.DictReader(file)]
     except OSError as error:
         raise DataError(f"{table} cannot be read: {error.strerror}") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedcat.core.errors import unknown
+from dataclasses import dataclass
+
+from fedcat.core.errors import unknown_name
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine
 from fedcat.engines.chained import chained_of
@@ -18,37 +20,56 @@ STACK_BELOW = 5e6
 """Floating-point operations of a batch's forward pass below which stacking pays on a CPU (benchmarks/engines.py)."""
 
 
+@dataclass(frozen=True)
+class EngineChoice:
+    """The engine that will train a net.
+
+    Attributes
+    ----------
+    name : str
+        ``sequential`` or ``stacked``.
+    reason : str
+        Why it was picked.
+    forced : bool
+        Whether the net leaves no choice, so that the user should know.
+    """
+
+    name: str
+    reason: str
+    forced: bool = False
+
+
 def pick(
-    name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = False, by_hand: bool = True
-) -> tuple[str, str]:
-    """Return the engine that will train a net, and why.
+    name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = False, plain: bool = True
+) -> EngineChoice:
+    """Pick the engine that will train a net.
 
-    `by_hand`: precision and loss are those for which gradients can be written out.
+    `plain` says that precision and loss are those for which gradients can be written out by hand.
 
-    The rule looks at the net, the batch size and the kind of device only, never at a clock, so that a run that is
+    The rule depends only on the net, the batch size and the type of device, never on timing, so that a run that is
     repeated or resumed picks the same engine.
     """
     if name not in NAMES:
-        raise unknown("engine", name, NAMES)
+        raise unknown_name("engine", name, NAMES)
     if name == "sequential":
-        return name, "as asked"
+        return EngineChoice(name, "as requested")
     found = traits(layout, pool)
     if found.unstackable:
-        return "sequential", f"the net cannot be stacked: {found.unstackable}"
+        return EngineChoice("sequential", f"the net cannot be stacked: {found.unstackable}", forced=True)
     if exact and found.mixes_samples:
-        reason = "its sums over a batch depend on how many nets are stacked, so that exact mode trains one at a time"
-        return "sequential", f"the net mixes the samples of a batch: {reason}"
+        why = "sums over a batch depend on how many nets are stacked, so that exact mode trains one net at a time"
+        return EngineChoice("sequential", f"the net mixes the samples of a batch: {why}", forced=True)
     if name == "stacked":
-        return name, "as asked"
+        return EngineChoice(name, "as requested")
     if layout.device.type == "cuda":
-        return "stacked", "on a GPU stacking pays for every net that can be stacked"
-    if by_hand and chained_of(layout, pool, batch_size) is not None:
-        return "stacked", "a small chain of layers: stacks of it are products of matrices on a CPU"
+        return EngineChoice("stacked", "on a GPU, stacking pays for every net that can be stacked")
+    if plain and chained_of(layout, pool, batch_size) is not None:
+        return EngineChoice("stacked", "a small chain of layers: stacks of it are matrix products on a CPU")
     work = found.flops * batch_size
     side = "below" if work < STACK_BELOW else "above"
-    limit = f"{STACK_BELOW / 1e6:.0f} where stacking stops to pay on a CPU"
-    why = f"{work / 1e6:.3g} MFLOP a batch forward, {side} the {limit}"
-    return ("stacked" if work < STACK_BELOW else "sequential"), why
+    limit = f"{STACK_BELOW / 1e6:.0f} up to which stacking pays on a CPU"
+    reason = f"{work / 1e6:.3g} MFLOP per forward batch, {side} the {limit}"
+    return EngineChoice("stacked" if work < STACK_BELOW else "sequential", reason)
 
 
 def make(
@@ -60,4 +81,14 @@ def make(
     return WorkersEngine(engine, workers) if workers > 1 else engine
 
 
-__all__ = ["NAMES", "Engine", "SequentialEngine", "StackedEngine", "WorkersEngine", "can_fork", "make", "pick"]
+__all__ = [
+    "NAMES",
+    "Engine",
+    "EngineChoice",
+    "SequentialEngine",
+    "StackedEngine",
+    "WorkersEngine",
+    "can_fork",
+    "make",
+    "pick",
+]

@@ -10,15 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import Schedule
+from fedcat.engines.batch_order import BatchOrder
 from fedcat.engines.fused.chain import Chain
 from fedcat.engines.rows import Rows
 from fedcat.engines.slab import Slab, norms
 from fedcat.engines.vmapped import Vmapped
 from fedcat.engines.width import Width
-from fedcat.protocol.local_rule import LocalRule, stack
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.task import stack
 
 TOGETHER = 4
 """Steps in one graph: those that a row does not have any more do nothing."""
@@ -37,7 +38,7 @@ class Launch:
         rules = [rule for rule in rules if rule in present]
         self.place = sorted(range(len(jobs)), key=lambda i: rules.index(jobs[i][0].rule))
         self.jobs = [jobs[i] for i in self.place]
-        self.schedules = [Schedule(task, hop) for task, hop in self.jobs]
+        self.schedules = [BatchOrder(task, hop) for task, hop in self.jobs]
         self.counts = np.array([schedule.steps for schedule in self.schedules])
         self._written = np.zeros(len(self.jobs), np.int64)
         self.batch = batch
@@ -86,7 +87,7 @@ class Launch:
         """Return the rule's randomness for every row, [R, S, ...]."""
         rows = []
         for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
-            rng = chance(task.seed, Purpose.RULE, hop.round, hop.device, hop.visit)
+            rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
             drawn = task.rule.draw(rng, task, hop, count)
             rows.append({n: _longer(t, self.room) for n, t in drawn.items()})
         return stack(rows)

@@ -1,4 +1,4 @@
-"""How devices train: the contract of engines."""
+"""How clients train: the contract of engines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedcat.core.precision import arithmetic
+from fedcat.core.precision import precision_context
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Hop, Reply
-from fedcat.protocol.local_rule import Task
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.task import Task
 
 Job = tuple[Task, Hop]
 
@@ -56,7 +57,7 @@ class Engine(ABC):
         where = torch.arange(len(pool), device=pool.x.device) if index is None else index
         layout.net.eval()
         results = []
-        with torch.no_grad(), arithmetic():
+        with torch.no_grad(), precision_context():
             for row in rows:
                 parameters = layout.parameter_views(row[: layout.parameter_size])
                 buffers = layout.buffer_views(row[layout.parameter_size :])

@@ -1,13 +1,13 @@
-"""Which samples a device sees in which step: the same for every engine."""
+"""Which samples a client sees in which step: the same for every engine."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.protocol.hop import Hop
-from fedcat.protocol.local_rule import Task
+from fedcat.protocol.task import Task
 
 Ints = NDArray[np.int64]
 
@@ -26,10 +26,10 @@ def batch_lengths(samples: int, batch_size: int, join_lone: bool = False) -> lis
 
 def steps_of(task: Task, hop: Hop) -> int:
     """Return how many steps a hop takes."""
-    return hop.epochs * len(batch_lengths(task.samples(hop.device), task.batch_size, task.join_lone))
+    return hop.epochs * len(batch_lengths(task.samples(hop.client), task.batch_size, task.join_lone))
 
 
-class Schedule:
+class BatchOrder:
     """A hop's batches, epoch by epoch.
 
     Attributes
@@ -39,8 +39,8 @@ class Schedule:
     """
 
     def __init__(self, task: Task, hop: Hop) -> None:
-        self._mine = task.federation.indices(hop.device)
-        self._rng = chance(task.seed, Purpose.BATCHES, hop.round, hop.device, hop.visit)
+        self._mine = task.federation.indices(hop.client)
+        self._rng = random_stream(task.seed, Purpose.BATCHES, hop.round, hop.client, hop.visit)
         self.lengths = np.array(batch_lengths(len(self._mine), task.batch_size, task.join_lone), np.int64)
         self.steps = hop.epochs * len(self.lengths)
 
@@ -66,6 +66,6 @@ def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
     lengths : numpy.ndarray
         How many positions of each step are real, [steps].
     """
-    schedule = Schedule(task, hop)
+    schedule = BatchOrder(task, hop)
     index = np.concatenate([schedule.epoch() for _ in range(hop.epochs)])
     return index, np.tile(schedule.lengths, hop.epochs)

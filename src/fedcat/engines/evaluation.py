@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from fedcat.core.precision import arithmetic
+from fedcat.core.precision import precision_context
 from fedcat.data.pool import Pool
-from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Tensors
+from fedcat.models.layout import Layout, Tensors
 
 SAMPLES = 20_000
 """Samples that pass through the rows at a time, counted once for each row."""
@@ -20,7 +19,7 @@ ROWS = 40
 """Rows that are evaluated in one pass at most."""
 
 
-def evaluate_together(
+def evaluate_stacked(
     layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
 ) -> list[tuple[float, float]]:
     """Return accuracy and mean loss of each row on a pool, or on its samples at `index`."""
@@ -28,7 +27,7 @@ def evaluate_together(
         return [
             score
             for begin in range(0, len(rows), ROWS)
-            for score in evaluate_together(layout, rows[begin : begin + ROWS], pool, index)
+            for score in evaluate_stacked(layout, rows[begin : begin + ROWS], pool, index)
         ]
     where = torch.arange(len(pool), device=pool.x.device) if index is None else index
     layout.net.eval()
@@ -40,7 +39,7 @@ def evaluate_together(
 
     right = torch.zeros(len(rows), dtype=torch.int64, device=stacked.device)
     loss = torch.zeros(len(rows), dtype=torch.float64, device=stacked.device)
-    with torch.no_grad(), arithmetic():
+    with torch.no_grad(), precision_context():
         for part in torch.split(where, max(100, SAMPLES // len(rows))):
             y = pool.y[part].expand(len(rows), -1)
             out = vmap(logits, in_dims=(0, 0, None))(parameters, buffers, pool.inputs(part, layout.dtype))

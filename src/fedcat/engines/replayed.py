@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fedcat.core.precision import on
+from fedcat.core.device import current_device
 from fedcat.engines.arena import Arena, Launch
 from fedcat.engines.base import Job
 from fedcat.engines.fused.chain import Chain
@@ -20,8 +20,9 @@ from fedcat.engines.slab import replies_of
 from fedcat.engines.width import FIXED, Width
 from fedcat.models.layout import Layout
 from fedcat.models.traits import traits
-from fedcat.protocol.hop import Reply
-from fedcat.protocol.local_rule import LocalRule, Task
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.task import Task
 
 KEPT = 4
 """Arenas that are kept for the next round."""
@@ -61,7 +62,7 @@ class Replayed:
         `rules` are those of the hops, in an order that is the same in every round: memory and graphs follow it.
         """
         task, hop = jobs[0]
-        with on(hop.start.device):
+        with current_device(hop.start.device):
             return self._train(task, jobs, rules)
 
     def _train(self, task: Task, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Reply]:

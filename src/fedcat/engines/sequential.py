@@ -1,4 +1,4 @@
-"""The reference engine: one device after another, in plain PyTorch."""
+"""The reference engine: one client after another, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedcat.core.precision import arithmetic, lowered
-from fedcat.core.rng import Purpose, chance, torch_seed
+from fedcat.core.precision import bf16_autocast, precision_context
+from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines.base import Engine, Job
 from fedcat.engines.batch_order import batches
 from fedcat.models.traits import channels_last, convolved, traits
-from fedcat.protocol.hop import Hop, Reply
-from fedcat.protocol.local_rule import Batch, Beside, LocalRule, Task, stack
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.task import Task, stack
 
 
 class SequentialEngine(Engine):
@@ -23,7 +25,7 @@ class SequentialEngine(Engine):
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops in their order."""
-        with arithmetic(self.precision):
+        with precision_context(self.precision):
             return [train_one(task, hop, self.precision) for task, hop in jobs]
 
 
@@ -34,7 +36,7 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
     where = torch.from_numpy(index).to(hop.start.device)
     drawn = {}
     if rule.own_loss:
-        rng = chance(task.seed, Purpose.RULE, hop.round, hop.device, hop.visit)
+        rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
         drawn = rule.draw(rng, task, hop, len(index))
         drawn = {n: t.to(hop.start.device) for n, t in drawn.items()}
     local = _Local(task, hop, precision)
@@ -42,7 +44,7 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
     total = torch.zeros((), dtype=layout.dtype, device=hop.start.device)
     gpus = [hop.start.device] if hop.start.device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        torch.manual_seed(torch_seed(chance(task.seed, Purpose.NET, hop.round, hop.device, hop.visit)))
+        torch.manual_seed(torch_seed(random_stream(task.seed, Purpose.NET, hop.round, hop.client, hop.visit)))
         for step, length in enumerate(lengths.tolist()):
             part = where[step, :length]
             batch = Batch(local.lay(task.pool.inputs(part, layout.dtype)), task.pool.y[part])
@@ -51,7 +53,7 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
 
 
 class _Local:
-    """One device while it trains: leaves that are views of one row, and an optimiser over them."""
+    """One client while it trains: leaves that are views of one row, and an optimiser over them."""
 
     def __init__(self, task: Task, hop: Hop, precision: str) -> None:
         layout = task.layout
@@ -82,8 +84,8 @@ class _Local:
         rule = self.task.rule
         leaves = {n: self.lay(leaf) if n in self.turned else leaf for n, leaf in self.leaves.items()}
         net = self.task.layout.bind(leaves, self.buffers)
-        with lowered(self.precision, self.p.device):
-            loss = rule.loss(net, batch, Beside(self.start[0], self.hop.sent, self.hop.memory, drawn))
+        with bf16_autocast(self.precision, self.p.device):
+            loss = rule.loss(net, batch, LossInputs(self.start[0], self.hop.sent, self.hop.memory, drawn))
         grads = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
         self.buffers = {n: b.detach() for n, b in net.buffers.items()}
         if self.changes_gradient:
@@ -111,7 +113,7 @@ class _Local:
         return Reply(
             hop=hop.id,
             end=torch.cat([self.p, *buffers]),
-            samples=task.samples(hop.device),
+            samples=task.samples(hop.client),
             steps=steps,
             loss=loss,
             uploads={**{n: t[0] for n, t in uploads.items()}, **task.rule.report(task, hop)},

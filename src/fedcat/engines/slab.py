@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedcat.engines.base import Job
 from fedcat.engines.width import Width
-from fedcat.protocol.hop import Reply
-from fedcat.protocol.local_rule import LocalRule, stack
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.task import stack
 
 
 class Slab:
@@ -124,7 +125,7 @@ def replies_of(
                 Reply(
                     hop=hop.id,
                     end=ends[row],
-                    samples=task.samples(hop.device),
+                    samples=task.samples(hop.client),
                     steps=int(counts[row]),
                     loss=losses[row],
                     uploads={**{n: t[own] for n, t in uploads.items()}, **slab.rule.report(task, hop)},

@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.core.precision import arithmetic, lowered_stacked
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.precision import bf16_autocast_vmap, precision_context
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine, Job
 from fedcat.engines.batch_order import batches, steps_of
 from fedcat.engines.chained import Chained, chained_of
-from fedcat.engines.evaluation import evaluate_together
+from fedcat.engines.evaluation import evaluate_stacked
 from fedcat.engines.replayed import Replayed
 from fedcat.engines.slab import Slab, norms, replies_of, take, taken
 from fedcat.engines.width import Width, width_of
-from fedcat.models.layout import Layout
+from fedcat.models.layout import Layout, Tensors
 from fedcat.models.traits import traits
-from fedcat.protocol.hop import Reply, Tensors
-from fedcat.protocol.local_rule import Batch, Beside, Task, stack
+from fedcat.protocol.local_rule import Batch, LossInputs
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.task import Task, stack
 
 
 class StackedEngine(Engine):
@@ -57,7 +58,7 @@ class StackedEngine(Engine):
             )
             launches.setdefault(key, []).append(position)
         replies: dict[int, Reply] = {}
-        with arithmetic(self.precision):
+        with precision_context(self.precision):
             for positions in launches.values():
                 rules = list(dict.fromkeys(jobs[p][0].rule for p in positions))
                 positions.sort(key=lambda p: -steps_of(*jobs[p]))
@@ -99,7 +100,7 @@ class StackedEngine(Engine):
         if self.exact or len(rows) < 2 or layout.device.type != "cuda" or traits(layout, pool).unstackable:
             return super().evaluate(layout, rows, pool, index)
         try:
-            return evaluate_together(layout, rows, pool, index)
+            return evaluate_stacked(layout, rows, pool, index)
         except torch.OutOfMemoryError:
             self.release()
             return super().evaluate(layout, rows, pool, index)
@@ -132,7 +133,7 @@ class _Launch:
         self._place_rows()
 
     def _place_batches(self) -> None:
-        """Put all batches of the launch on the device: positions [R, S, B], -1 where there is none."""
+        """Put all batches of the launch on the client: positions [R, S, B], -1 where there is none."""
         width = max(index.shape[1] for index, _ in self.plans)
         if self.exact:
             width = max(width, self.jobs[0][0].padding)
@@ -151,7 +152,7 @@ class _Launch:
         """Return the rule's randomness for every row, [R, S, ...]; rows with fewer steps are filled up with zeros."""
         rows = []
         for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
-            rng = chance(task.seed, Purpose.RULE, hop.round, hop.device, hop.visit)
+            rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
             drawn = task.rule.draw(rng, task, hop, count)
             rows.append({n: _longer(t, steps).to(self.device) for n, t in drawn.items()})
         return stack(rows)
@@ -246,7 +247,7 @@ class _Launch:
             "memory": taken(self.beside["memory"], rows),
             "drawn": {n: t[rows, step] for n, t in self.drawn.items()},
         }
-        with lowered_stacked(self.precision):
+        with bf16_autocast_vmap(self.precision):
             losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
                 leaves, self.layout.buffer_views(buffers), x, y, mask, beside
             )
@@ -266,7 +267,7 @@ class _Launch:
         beside: dict[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        return self.rule.loss(net, Batch(x, y, mask), Beside(**beside)), net.buffers
+        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**beside)), net.buffers
 
     def _descend(self, g: Tensor) -> None:
         """Take one step of SGD with every rule's corrections."""

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.core.precision import lowered_stacked
+from fedcat.core.precision import bf16_autocast_vmap
 from fedcat.data.pool import Pool
 from fedcat.engines.rows import Rows
-from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Tensors
-from fedcat.protocol.local_rule import Batch, Beside, LocalRule
+from fedcat.models.layout import Layout, Tensors
+from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
 
 
 class Vmapped:
@@ -71,7 +70,7 @@ class Vmapped:
             "memory": {n: t[which] for n, t in self.beside["memory"].items()},
             "drawn": {n: t.flatten(0, 1)[which * steps + step] for n, t in self.drawn.items()},
         }
-        with torch.enable_grad(), lowered_stacked(self.precision):
+        with torch.enable_grad(), bf16_autocast_vmap(self.precision):
             losses, after = vmap(self._loss)(leaves, buffers, x, y, mask, beside)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         rows.g[which] = torch.cat([g.reshape(width, -1).to(rows.g.dtype) for g in grads], 1)
@@ -91,4 +90,4 @@ class Vmapped:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor, beside: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        return self.rule.loss(net, Batch(x, y, mask), Beside(**beside)), net.buffers
+        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**beside)), net.buffers

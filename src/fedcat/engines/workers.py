@@ -23,8 +23,9 @@ from torch import Tensor
 
 from fedcat.engines.base import Engine, Job
 from fedcat.engines.batch_order import steps_of
-from fedcat.protocol.hop import Hop, Reply
-from fedcat.protocol.local_rule import Task
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.task import Task
 
 PATIENCE = 5.0
 """Seconds after which an idle worker looks whether its parent is still there."""

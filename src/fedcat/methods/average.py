@@ -1,4 +1,4 @@
-"""Averages of rows: over devices, and over rounds."""
+"""Averages of rows: over clients, and over rounds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
-    """Return the mean of rows [K, D] by weights >= 0, of which one at least is positive.
+    """Return the mean of rows [K, D] by weights >= 0, at least one of which is positive.
 
-    It is computed as r0 + p @ (rows - r0) over the rows that count, so that equal rows give exactly that row.
+    It is computed as r0 + p @ (rows - r0) over the rows of positive weight, so that equal rows give exactly that row.
     """
     p = torch.tensor([w for w in weights if w > 0], dtype=torch.float64)
     if len(p) < len(weights):
@@ -23,14 +23,14 @@ def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
 
 
 class RunningAverage:
-    """The exponential average of a row over rounds: weight 1 - decay for the last round, less for each one before.
+    """The exponential average of a row over rounds: weight 1 - decay for the last round, less for each earlier one.
 
-    The weights are divided by their sum, so that the rounds before the first do not count.
+    The weights are divided by their sum, so that the average is unbiased from the first round on.
 
     Parameters
     ----------
     decay : float
-        What a round's weight is multiplied with in each later round, 0 <= decay < 1.
+        The factor by which a round's weight shrinks in each later round, 0 <= decay < 1.
     """
 
     def __init__(self, decay: float) -> None:
@@ -39,15 +39,15 @@ class RunningAverage:
         self.row: Tensor | None = None
 
     def add(self, row: Tensor) -> None:
-        """Take a round's row into the average."""
+        """Add a round's row to the average."""
         self.rounds += 1
         share = (1 - self.decay) / (1 - self.decay**self.rounds)
         self.row = row if self.row is None else self.row + share * (row - self.row)
 
     def state(self) -> dict[str, Any]:
-        """Return the average and how many rounds it is made of."""
+        """Return the average and the number of rounds in it."""
         return {"rounds": self.rounds, "row": self.row}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore from `state`."""
         self.rounds, self.row = state["rounds"], state["row"]

@@ -1,4 +1,4 @@
-"""The server side of a method: it plans hops and absorbs replies; an engine trains."""
+"""The server's side of a method: it plans hops and absorbs replies; an engine trains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fedcat.core.errors import SettingError
 from fedcat.methods.average import RunningAverage
-from fedcat.methods.selection.base import FunctionSelector, Selector, uniform
-from fedcat.methods.server_optimizer import ServerChoice
+from fedcat.methods.selection import FunctionSelector, Selector, uniform
+from fedcat.methods.server_optimizer import ServerOptimizerChoice
 from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Hop, Reply
+from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.reply import Reply
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,31 +29,31 @@ class Context:
     Attributes
     ----------
     seed : int
-        The simulation's seed.
+        The run's seed.
     layout : Layout
         The net.
     start : Tensor
         The initial global row, [D].
     samples : numpy.ndarray
-        How many samples each device holds, as the devices have told.
+        How many samples each client holds, as the clients report it.
     per_round : int
-        Devices in a round, K.
+        Clients per round, K.
     epochs : int
-        Local epochs of a hop.
+        Local epochs per hop.
     lr : callable
-        The step size of a round.
+        The learning rate of a round.
     selector : Selector, optional
-        The user's own selection; a method has one of its own where this is None.
-    server : ServerChoice
-        What the user has chosen of how the global parameters follow the mean of the devices' models.
+        The selection that the user chose; if None, the method uses its own.
+    server_optimizer : ServerOptimizerChoice
+        The server optimizer that the user chose, if any.
     average : float, optional
-        The decay of an average of the model over rounds, where one is wanted.
+        The decay of an average of the model over rounds, if one is wanted.
     blank : Tensor, optional
         One input of zeros, [1, ...], of the shape and type that the net takes.
     classes : int
-        How many classes there are.
+        The number of classes.
     exact : bool
-        Whether no bit may depend on what else runs beside.
+        Whether no bit may depend on what else runs in the comparison.
     """
 
     seed: int
@@ -63,15 +64,15 @@ class Context:
     epochs: int
     lr: Callable[[int], float]
     selector: Selector | None = None
-    server: ServerChoice = ServerChoice()
+    server_optimizer: ServerOptimizerChoice = ServerOptimizerChoice()
     average: float | None = None
     blank: Tensor | None = None
     classes: int = 0
     exact: bool = False
 
     @property
-    def devices(self) -> int:
-        """The number of devices, N."""
+    def clients(self) -> int:
+        """The number of clients, N."""
         return len(self.samples)
 
     def selection(self) -> Selector:
@@ -79,57 +80,89 @@ class Context:
         return self.selector or FunctionSelector(uniform, self.seed, self.samples, self.per_round)
 
     def refuse_selector(self, why: str) -> None:
-        """Raise where the user named a selector, for a method whose own selection is the method."""
+        """Raise an error if the user chose a selector, for a method that is defined by its own selection."""
         if self.selector is not None:
             raise SettingError(f"selector cannot be set: {why}")
 
 
 class ServerWork(ABC):
-    """Work of the server that can wait until its method plans again, so that several simulations' is done as one."""
+    """Work of the server that can wait until its method plans again, so that several runs can do theirs together."""
 
     @abstractmethod
     def key(self) -> Hashable:
-        """Return what tells apart works that cannot be done as one."""
+        """Return a key; work with the same key can be done together."""
 
     @abstractmethod
     def run(self, works: Sequence[Self]) -> None:
-        """Do all of `works`, this one among them; they have the same key."""
+        """Do all of `works`, which includes this one; they have the same key."""
+
+
+class Outstanding:
+    """The hops that were planned and have not ended yet."""
+
+    def __init__(self) -> None:
+        self._hops: dict[int, Hop] = {}
+
+    def start(self, hops: Iterable[Hop]) -> list[Hop]:
+        """Return those of `hops` that are not on their way yet, which are from now on."""
+        fresh = [hop for hop in hops if hop.id not in self._hops]
+        self._hops.update({hop.id: hop for hop in fresh})
+        return fresh
+
+    def end(self, reply: Reply) -> Hop:
+        """Return the hop that a reply ends."""
+        if reply.hop not in self._hops:
+            raise ValueError(f"hop {reply.hop} is not outstanding")
+        return self._hops.pop(reply.hop)
+
+    def copies(self) -> set[int]:
+        """Return the copies that are on their way."""
+        return {hop.copy for hop in self._hops.values()}
+
+    def clear(self) -> None:
+        """Forget all hops; after a restore they are planned again."""
+        self._hops.clear()
 
 
 class Method(ABC):
-    """What the server does. Options are keyword arguments of ``__init__`` after the context.
+    """The server. Options are keyword parameters of ``__init__`` after the context.
 
     Attributes
     ----------
     rule : LocalRule
-        What the devices do.
+        What the clients do.
     round : int
         Rounds that are complete.
-    server_step : str or None
-        The server's step where the user names none; None for a method that has no use for one.
+    default_server_optimizer : str or None
+        The server optimizer unless the user names one; None for a method that takes none.
+    extra_models : tuple of str
+        The models that the method offers for evaluation besides the global one, see `models`.
     """
 
     rule: LocalRule = LocalRule()
     round: int = 0
-    server_step: str | None = None
+    default_server_optimizer: str | None = None
+    extra_models: tuple[str, ...] = ()
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.server = context.server.make(self.server_step, type(self).__name__)
+        choice, name = context.server_optimizer, type(self).__name__
+        self.server_optimizer = choice.make(self.default_server_optimizer, name)
         self.average = None if context.average is None else RunningAverage(context.average)
+        self.outstanding = Outstanding()
 
     @abstractmethod
     def plan(self, until: int) -> list[Hop]:
-        """Return the hops of rounds before `until` that can start now; none while it waits for replies."""
+        """Return the hops of rounds before `until` that can start now; none while the method waits for replies."""
 
     @abstractmethod
     def absorb(self, replies: Sequence[Reply]) -> None:
         """Take replies to any of the outstanding hops, in any grouping and order; each hop ends once."""
 
     def work(self) -> ServerWork | None:
-        """Hand out what is left to compute before the next plan, once: who asks for it does it.
+        """Hand out, once, what is left to compute before the next plan; the caller must run it.
 
-        A method that plans while there is some does it itself.
+        A method that is asked to plan while work is left runs it itself.
         """
         return None
 
@@ -138,53 +171,62 @@ class Method(ABC):
 
     @abstractmethod
     def models(self, *wanted: str) -> dict[str, Tensor]:
-        """Return rows to evaluate: ``global`` always, ``average`` where the context asks for it.
+        """Return rows to evaluate: ``global`` always, ``average`` if the context asks for it.
 
-        Also ``mean`` and ``copies``, if wanted and if there are such.
+        Also those of `extra_models` that are wanted; one name may stand for several rows.
         """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return everything that a restored method needs: rows, numbers and small tables."""
+        """Return what `restore` needs to continue from here: rows, numbers and small tables."""
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state; hops that were outstanding are planned again with the same ids."""
+        """Restore from `state`; hops that were outstanding are planned again with the same ids."""
 
     def advice(self, rounds: int) -> list[str]:
-        """Return lines that a user who runs `rounds` rounds should read first."""
+        """Return notes for a user who is about to run `rounds` rounds."""
         return []
 
-    def stepped(self, row: Tensor, mean: Tensor) -> Tensor:
-        """Return the next global row: the server's step for the parameters, the mean for the buffers."""
+    def step(self, row: Tensor, mean: Tensor) -> Tensor:
+        """Return the next global row: the server optimizer moves the parameters, the buffers are the mean's."""
         size = self.context.layout.parameter_size
-        asked = mean[:size]
-        moved = self.server.step(row[:size], asked)
-        if type(moved) is not type(asked) or (moved.shape, moved.dtype) != (asked.shape, asked.dtype):
+        wanted = mean[:size]
+        moved = self.server_optimizer.step(row[:size], wanted)
+        if type(moved) is not type(wanted) or (moved.shape, moved.dtype) != (wanted.shape, wanted.dtype):
             got = f"{moved.dtype} of shape {tuple(moved.shape)}" if isinstance(moved, Tensor) else repr(moved)
-            name, shape = type(self.server).__name__, tuple(asked.shape)
-            raise SettingError(f"server {name} must return parameters of {asked.dtype} of shape {shape}, got {got}")
+            name, shape = type(self.server_optimizer).__name__, tuple(wanted.shape)
+            raise SettingError(
+                f"server_optimizer {name} must return parameters of {wanted.dtype} of shape {shape}, got {got}"
+            )
         return moved if len(mean) == size else torch.cat([moved, mean[size:]])
 
     def averaged(self, row: Tensor) -> dict[str, Tensor]:
-        """Return the average over rounds, where there is to be one; before the first round it is `row`."""
+        """Return the average over rounds if one is kept; before the first round it is `row`."""
         if self.average is None:
             return {}
         return {"average": row if self.average.row is None else self.average.row}
 
     def parts_state(self) -> dict[str, Any]:
-        """Return the state of the server's step and of the average, as part of a method's state."""
-        return {"server": self.server.state(), "average": None if self.average is None else self.average.state()}
+        """Return the state of the server optimizer and of the average, as part of a method's state."""
+        average = None if self.average is None else self.average.state()
+        return {"server_optimizer": self.server_optimizer.state(), "average": average}
 
     def restore_parts(self, state: dict[str, Any]) -> None:
-        """Give back to the server's step and to the average what `parts_state` took."""
-        self.server.restore(state["server"])
+        """Restore the server optimizer and the average from what `parts_state` returned."""
+        self.outstanding.clear()
+        self.server_optimizer.restore(state["server_optimizer"])
         if self.average is not None and state["average"] is not None:
             self.average.restore(state["average"])
 
 
-def do_together(works: Iterable[ServerWork | None]) -> None:
-    """Do the servers' work of several simulations, what can be done as one together."""
+def declared(factory: Any, attribute: str, otherwise: Any) -> Any:
+    """Return an attribute of the class that `factory` makes, `otherwise` if it is a function and cannot be known."""
+    return getattr(getattr(factory, "func", factory), attribute, otherwise)
+
+
+def run_server_work(works: Iterable[ServerWork | None]) -> None:
+    """Do the server work of several runs, together where possible."""
     groups: dict[Hashable, list[ServerWork]] = {}
     for work in works:
         if work is not None:

@@ -1,31 +1,35 @@
-"""Clustered sampling (Fraboni et al. 2021, algorithm 2): one device from each of K clusters of similar devices."""
+"""CluSamp (Fraboni et al. 2021, Algorithm 2): one client from each of K clusters of similar clients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from fedcat.methods.base import Context
 from fedcat.methods.fedavg import FedAvg
+from fedcat.methods.rounds import ends
 from fedcat.methods.selection.clustered import ClusteredSelector
-from fedcat.protocol.hop import Hop, Reply
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.reply import Reply
 
 SLOW = 3_000
-"""Devices from which on clustering takes seconds a round."""
+"""From this number of clients on, clustering takes seconds per round."""
 
 
 class CluSamp(FedAvg):
-    """FedAvg whose devices are drawn from clusters, so that they count alike in the average.
+    """FedAvg whose clients are drawn from clusters of similar clients and weighted equally.
 
-    A device's representative gradient is how it changed the parameters at its last participation; it is kept for the
-    devices that took part only. The memory of the clustering grows with the square of the number of devices, its time
-    with the cube.
+    A client's representative gradient is its update of the parameters at its last participation; it is kept only for
+    clients that took part. The memory of the clustering grows with the square of the number of clients, its time with
+    the cube.
 
     Parameters
     ----------
     context : Context
         See there.
     similarity : str
-        How representative gradients are compared: ``cosine`` (its angle), ``L1`` or ``L2``.
+        How representative gradients are compared: ``cosine`` (their angle), ``L1`` or ``L2``.
     """
 
     def __init__(self, context: Context, *, similarity: str = "cosine") -> None:
@@ -36,14 +40,14 @@ class CluSamp(FedAvg):
         )
 
     def advice(self, rounds: int) -> list[str]:
-        """Say that many devices make long rounds."""
-        if self.context.devices < SLOW:
+        """Warn that many clients make long rounds."""
+        if self.context.clients < SLOW:
             return []
-        return [f"{self.context.devices:,} devices are clustered anew in every round, which takes seconds to minutes"]
+        return [f"{self.context.clients:,} clients are clustered in every round, which takes seconds to minutes"]
 
-    def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> None:
-        """Average the rows that arrived, all alike, and learn how the devices changed them."""
-        super().reduce(hops, replies)
+    def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
+        """Average the rows, all weighted equally, and learn the clients' representative gradients."""
         size = self.context.layout.parameter_size
-        pairs = [(hop, reply.end) for hop, reply in zip(hops, replies, strict=True) if reply.end is not None]
-        self.selector.learn({hop.device: end[:size] - hop.start[:size] for hop, end in pairs})
+        updates = {hop.client: row[:size] - hop.start[:size] for hop, row in zip(hops, ends(replies), strict=True)}
+        self.selector.learn(updates)
+        return super().reduce(hops, replies)

@@ -1,44 +1,45 @@
-"""Cyclic weight transfer (Chang et al. 2018): one model walks from device to device; nothing is averaged."""
+"""Cyclic weight transfer (Chang et al. 2018): one model walks from client to client; nothing is averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedcat.core.rng import Purpose, chance
+from torch import Tensor
+
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.methods.base import Context
-from fedcat.methods.rounds import RoundMethod
-from fedcat.protocol.hop import Hop, Reply
+from fedcat.methods.rounds import RoundMethod, ends
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.reply import Reply
 
 
 class Cyclic(RoundMethod):
-    """One copy of the model goes round all devices, K of them one after another in each round.
+    """One copy of the model goes round all clients, K of them one after another in each round.
 
-    A device that does not come back is passed over.
+    A client that does not reply is passed over.
 
     Parameters
     ----------
     context : Context
         See there.
     reshuffle : bool
-        Draw the order anew for every tour; otherwise one order is kept.
+        Draw a new order for every tour; otherwise one order is kept.
     """
 
-    server_step = None
+    default_server_optimizer = None
 
     def __init__(self, context: Context, *, reshuffle: bool = False) -> None:
         super().__init__(context)
-        context.refuse_selector("in cyclic the model goes round all devices in their order")
+        context.refuse_selector("in cyclic the model visits all clients in a fixed order")
         self.reshuffle = reshuffle
         self.stages = context.per_round
 
     def select(self, round: int) -> Sequence[int]:
-        """Return the next device of the tour."""
-        tour, place = divmod(round * self.stages + self.stage, self.context.devices)
-        rng = chance(self.context.seed, Purpose.GROUP, tour if self.reshuffle else 0)
-        return [int(rng.permutation(self.context.devices)[place])]
+        """Return the next client of the tour."""
+        tour, place = divmod(round * self.stages + self.stage, self.context.clients)
+        rng = random_stream(self.context.seed, Purpose.GROUP, tour if self.reshuffle else 0)
+        return [int(rng.permutation(self.context.clients)[place])]
 
-    def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> None:
-        """Go on with the row that came back."""
-        (reply,) = replies
-        if reply.end is not None:
-            self.row = reply.end.clone()
+    def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
+        """Return the one row that came back."""
+        return ends(replies)[0]

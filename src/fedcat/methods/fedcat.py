@@ -1,4 +1,4 @@
-"""FedCat (Hu et al. 2022): copies of the model walk through chains of devices before they are averaged."""
+"""FedCat (Hu et al. 2022): copies of the model walk through chains of clients before they are averaged."""
 
 from __future__ import annotations
 
@@ -10,36 +10,40 @@ import torch
 from torch import Tensor
 
 from fedcat.core.errors import SettingError
+from fedcat.core.options import check_bounds
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context, Method
-from fedcat.methods.selection.base import GroupedSelector, Selector, checked
-from fedcat.protocol.hop import Hop, Reply, hop_id
+from fedcat.methods.selection import Selector, check_selection
+from fedcat.methods.selection.grouped import GroupedSelector
+from fedcat.protocol.hop import Hop, hop_id
+from fedcat.protocol.reply import Reply
 
 
 class FedCat(Method):
     """Device concatenation with grouping- and count-based selection (Algorithms 1 to 3).
 
-    Each round K devices are selected. Copy i of the model goes to selected device (round + i) mod K, trains there and
-    moves on. After K rounds, a cycle, the copies are averaged by the samples they have seen. A copy starts its next
-    hop as soon as its own last one is back; only the end of a cycle waits for all of them.
+    Each round K clients are selected. Copy i of the model goes to selected client (round + i) mod K, trains there and
+    moves on. After K rounds, a cycle, the copies are averaged, weighted by the samples they have seen. A copy starts
+    its next hop as soon as its own last one is back; only the end of a cycle waits for all copies.
 
-    A hop that fails leaves its copy as it was, and the copy moves on.
+    If a hop fails, its copy stays as it was and moves on.
 
     Parameters
     ----------
     context : Context
         See there.
     grouping : bool
-        Select by groups and counts (Algorithm 3); otherwise K devices uniformly, as FedAvg does.
+        Select by groups and counts (Algorithm 3); otherwise K clients uniformly, as FedAvg does.
     concatenation : bool
         Let the copies walk; otherwise average after every round.
     epsilon : float
-        The probability, in each group, of taking a device of the largest weight rather than drawing by weight.
+        The probability, in each group, of taking a client of the largest weight rather than drawing by weight.
     lambda_ : float
         Cycles between two groupings; lambda * K must be a whole number of rounds.
     """
 
-    server_step = "mean"
+    default_server_optimizer = "mean"
+    extra_models = ("mean", "copies")
 
     def __init__(
         self,
@@ -52,8 +56,7 @@ class FedCat(Method):
     ) -> None:
         super().__init__(context)
         k = context.per_round
-        if not 0 <= epsilon <= 1:
-            raise SettingError(f"epsilon must lie between 0 and 1, got {epsilon:g}")
+        check_bounds("epsilon", epsilon, at_least=0, at_most=1)
         period = round(lambda_ * k) if np.isfinite(lambda_) else 0
         if period < 1 or abs(period - lambda_ * k) > 1e-9 * k:
             raise SettingError(
@@ -68,7 +71,7 @@ class FedCat(Method):
     def _selector(self, grouping: bool, epsilon: float, period: int) -> Selector:
         context = self.context
         if grouping and context.selector is None:
-            return GroupedSelector(context.seed, context.devices, context.per_round, epsilon, period)
+            return GroupedSelector(context.seed, context.clients, context.per_round, epsilon, period)
         return context.selection()
 
     def _begin(self, first: int) -> None:
@@ -78,7 +81,7 @@ class FedCat(Method):
         self.copies = [self.row] * k
         self.seen = [0] * k
         self._next = [first] * k
-        self._out: dict[int, int] = {}
+        self.outstanding.clear()
         self._passed: dict[int, dict[int, tuple[Tensor, int]]] = {}
 
     @property
@@ -89,42 +92,38 @@ class FedCat(Method):
     def plan(self, until: int) -> list[Hop]:
         """Return the next hop of every copy that is not on its way."""
         stop = min(until, self.first + self.length)
-        away = set(self._out.values())
-        ready = [c for c in range(len(self.copies)) if c not in away and self._next[c] < stop]
-        hops = [self._hop(copy, self._next[copy]) for copy in ready]
-        self._out.update({hop.id: hop.copy for hop in hops})
-        return hops
+        away = self.outstanding.copies()
+        ready = [copy for copy in range(len(self.copies)) if copy not in away and self._next[copy] < stop]
+        return self.outstanding.start(self._hop(copy, self._next[copy]) for copy in ready)
 
     def _hop(self, copy: int, round: int) -> Hop:
-        k = self.context.per_round
-        slot = (round - self.first + copy) % k
-        devices = self._devices(round)
+        """Return a copy's hop in a round (Algorithm 2): it goes to selected client (offset + copy) mod K."""
+        slot = (round - self.first + copy) % self.context.per_round
+        clients = self._clients(round)
         return Hop(
             id=hop_id(round, copy),
             round=round,
-            device=devices[slot],
+            client=clients[slot],
             start=self.copies[copy],
             epochs=self.context.epochs,
             lr=self.context.lr(round),
             copy=copy,
-            visit=devices[:slot].count(devices[slot]),
+            visit=clients[:slot].count(clients[slot]),
         )
 
-    def _devices(self, round: int) -> list[int]:
-        """Return the devices of a round; the selector is asked for the rounds in their order, each once."""
+    def _clients(self, round: int) -> list[int]:
+        """Return the clients of a round; the selector is asked for the rounds in order, each once."""
         while round not in self._chosen:
             after = max(self._chosen, default=self.first - 1) + 1
             chosen = self.selector.select(after)
-            self._chosen[after] = checked(chosen, self.context.devices, self.context.per_round).tolist()
+            self._chosen[after] = check_selection(chosen, self.context.clients, self.context.per_round)
         return self._chosen[round]
 
     def absorb(self, replies: Sequence[Reply]) -> None:
         """Move copies on; average them when the last one has ended the cycle."""
         before = self.round
         for reply in replies:
-            if reply.hop not in self._out:
-                raise ValueError(f"hop {reply.hop} is not outstanding")
-            copy = self._out.pop(reply.hop)
+            copy = self.outstanding.end(reply).copy
             if reply.end is not None:
                 self.copies[copy] = reply.end.clone()
                 self.seen[copy] += reply.samples
@@ -145,10 +144,11 @@ class FedCat(Method):
             self.average.add(self._mean(*zip(*as_it_was, strict=True)) if between else self.row)
 
     def _aggregate(self) -> None:
+        """End the cycle: global = sum_i d_i * copy_i / sum_j d_j, where copy i has seen d_i samples."""
         if any(self.seen):
-            self.row = self.stepped(self.row, self._mean(self.copies, self.seen))
+            self.row = self.step(self.row, self._mean(self.copies, self.seen))
         first = self.round
-        self._chosen = {r: d for r, d in self._chosen.items() if r >= first}
+        self._chosen = {r: clients for r, clients in self._chosen.items() if r >= first}
         self._begin(first)
 
     def _mean(self, copies: Sequence[Tensor], seen: Sequence[int]) -> Tensor:
@@ -160,7 +160,7 @@ class FedCat(Method):
             self._aggregate()
 
     def models(self, *wanted: str) -> dict[str, Tensor]:
-        """Return the global row and the average; if wanted the mean of the copies as they are, and the copies."""
+        """Return the global row and the average; if wanted, the mean of the copies as they are, and the copies."""
         rows = {"global": self.row, **self.averaged(self.row)}
         if "mean" in wanted:
             rows["mean"] = self._mean(self.copies, self.seen)
@@ -169,7 +169,7 @@ class FedCat(Method):
         return rows
 
     def advice(self, rounds: int) -> list[str]:
-        """Say that a last partial cycle is averaged early."""
+        """Warn that a last, partial cycle is averaged early."""
         left = rounds % self.length
         if not left:
             return []
@@ -187,13 +187,13 @@ class FedCat(Method):
             "seen": list(self.seen),
             "next": list(self._next),
             "passed": {str(r): {str(c): list(p) for c, p in copies.items()} for r, copies in self._passed.items()},
-            "chosen": {str(r): list(d) for r, d in self._chosen.items()},
+            "chosen": {str(r): list(clients) for r, clients in self._chosen.items()},
             "selector": self.selector.state(),
             **self.parts_state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore from `state`."""
         self.row = state["row"]
         self._begin(state["first"])
         self.copies = list(state["copies"].unbind(0))
@@ -201,6 +201,6 @@ class FedCat(Method):
         self._passed = {
             int(r): {int(c): (row, seen) for c, (row, seen) in copies.items()} for r, copies in state["passed"].items()
         }
-        self._chosen = {int(r): list(d) for r, d in state["chosen"].items()}
+        self._chosen = {int(r): list(clients) for r, clients in state["chosen"].items()}
         self.selector.restore(state["selector"])
         self.restore_parts(state)

@@ -1,4 +1,4 @@
-"""FedCluster (Chen et al. 2020): clusters of devices take their FedAvg steps one after another."""
+"""FedCluster (Chen et al. 2020): clusters of clients take their FedAvg steps one after another."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedcat.core.errors import SettingError
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.methods.base import Context
 from fedcat.methods.fedavg import FedAvg
 
 
 class FedCluster(FedAvg):
-    """The devices are divided at random into M clusters. A round goes through them in an order that is drawn anew.
+    """The clients are divided at random into M clusters. Each round goes through them in a new random order.
 
-    Each cluster takes a FedAvg step with its share of the round's K devices, from the model that the cluster before it
+    Each cluster takes a FedAvg step with its share of the round's K clients, from the model that the cluster before it
     has left.
 
     Parameters
@@ -23,7 +23,7 @@ class FedCluster(FedAvg):
     context : Context
         See there.
     clusters : int
-        How many clusters there are, M, at most K; 0 for five, or K where that is less.
+        The number of clusters, M, at most K; 0 for five, or K if that is less.
     weighting : str
         See `FedAvg`.
     """
@@ -33,16 +33,16 @@ class FedCluster(FedAvg):
         context.refuse_selector("in fedcluster the clusters decide who trains when")
         k = context.per_round
         if not 0 <= clusters <= k:
-            raise SettingError(f"clusters must be at least 0 and at most the {k} devices of a round, got {clusters}")
-        clusters = clusters or min(5, k)
-        self.stages = clusters
-        self.clusters = np.array_split(chance(context.seed, Purpose.GROUP).permutation(context.devices), clusters)
+            raise SettingError(f"clusters must be at least 0 and at most the {k} clients of a round, got {clusters}")
+        self.stages = clusters or min(5, k)
+        order = random_stream(context.seed, Purpose.GROUP).permutation(context.clients)
+        self.clusters = np.array_split(order, self.stages)
 
     def select(self, round: int) -> Sequence[int]:
-        """Return the devices of the cluster whose turn it is."""
+        """Return the clients of the cluster whose turn it is."""
         seed, k = self.context.seed, self.context.per_round
-        order = chance(seed, Purpose.GROUP, round, device=1).permutation(self.stages)
+        order = random_stream(seed, Purpose.GROUP, round, client=1).permutation(self.stages)
         cluster = int(order[self.stage])
         count = k // self.stages + (cluster < k % self.stages)
-        rng = chance(seed, Purpose.SELECT, round, visit=cluster)
-        return [int(device) for device in rng.choice(self.clusters[cluster], size=count, replace=False)]
+        rng = random_stream(seed, Purpose.SELECT, round, visit=cluster)
+        return [int(client) for client in rng.choice(self.clusters[cluster], size=count, replace=False)]

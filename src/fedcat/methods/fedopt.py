@@ -1,4 +1,4 @@
-"""FedAvg with a server's step of its own by default: FedAvgM (Hsu et al. 2019) and FedAdam (Reddi et al. 2021)."""
+"""FedAvg with another default server optimizer: FedAvgM (Hsu et al. 2019) and FedAdam (Reddi et al. 2021)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fedcat.methods.fedavg import FedAvg
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server; see `fedcat.methods.server_optimizer.Momentum`."""
 
-    server_step = "momentum"
+    default_server_optimizer = "momentum"
 
 
 class FedAdam(FedAvg):
     """FedAvg with Adam on the server; see `fedcat.methods.server_optimizer.Adam`."""
 
-    server_step = "adam"
+    default_server_optimizer = "adam"

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al. 2020): control variates keep local steps on the global course."""
+"""SCAFFOLD (Karimireddy et al. 2020): control variates correct the drift of local steps."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcat.core.errors import unknown
+from fedcat.core.errors import unknown_name
 from fedcat.methods.base import Context
-from fedcat.methods.client_memory import DeviceMemory
+from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.fedavg import FedAvg
-from fedcat.protocol.hop import Hop, Reply, Tensors
+from fedcat.models.layout import Tensors
+from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.reply import Reply
 
 VARIANTS = ("corrected", "after-step", "plain")
 
 
 @dataclass(frozen=True)
-class Controlled(LocalRule):
-    """Every step is corrected by c - c_i; afterwards c_i becomes the mean gradient that the device has followed.
+class ControlVariateRule(LocalRule):
+    """Corrects every step by c - c_i; afterwards c_i becomes the mean gradient that the client has followed.
 
-    `variant` says where the correction goes and how that mean is read off the way that the device has gone:
+    `variant` says where the correction is applied and how that mean is computed from the distance covered:
 
-    - ``corrected``: into the gradient; the way is divided by steps * lr * A, A being what the momentum has made of
-      a constant gradient.
-    - ``after-step``: into the parameters, past the momentum; the way is divided by steps * lr, so that c_i holds A
+    - ``corrected``: to the gradient; the distance is divided by steps * lr * A, where A is the factor by which momentum
+      amplifies a constant gradient.
+    - ``after-step``: to the parameters, past the momentum; the distance is divided by steps * lr, so that c_i holds A
       times the mean gradient, in the units in which it is subtracted.
-    - ``plain``: into the gradient, the way divided by steps * lr: the printed form, for SGD without momentum.
+    - ``plain``: to the gradient, the distance divided by steps * lr: as printed in the paper, for SGD without momentum.
     """
 
     variant: str
@@ -45,15 +47,15 @@ class Controlled(LocalRule):
     def finish(
         self, start: Tensor, end: Tensor, steps: Tensor, lr: Tensor, momentum: Tensor, sent: Tensors, memory: Tensors
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Upload the change of the device's control variate and keep the new one."""
+        """Upload the change of the client's control variate and keep the new one."""
         gain = amplification(momentum, steps) if self.variant == "corrected" else 1.0
-        way = steps * lr * gain
-        change = torch.where(way > 0, (start - end) / way - sent["control"], 0.0)
+        scale = steps * lr * gain
+        change = torch.where(scale > 0, (start - end) / scale - sent["control"], 0.0)
         return {"control": change}, {"control": memory["control"] + change}
 
 
 def amplification(momentum: Tensor, steps: Tensor) -> Tensor:
-    """Return by how much a fresh momentum buffer lengthens the way of `steps` steps along a constant gradient.
+    """Return by how much a fresh momentum buffer lengthens `steps` steps along a constant gradient.
 
     After k steps the buffer is (1 - b^k) / (1 - b) times the gradient; this is the mean over k = 1 .. steps.
     """
@@ -62,49 +64,48 @@ def amplification(momentum: Tensor, steps: Tensor) -> Tensor:
 
 
 class Scaffold(FedAvg):
-    """FedAvg with control variates, one for each device that took part and one of the server, their mean.
+    """FedAvg with control variates: one for each client that took part, and their mean on the server.
 
     Parameters
     ----------
     context : Context
         See there.
     variant : str
-        Where the correction goes, see `Controlled`.
+        Where the correction is applied, see `ControlVariateRule`.
     weighting : str
-        ``equal``: devices count alike, in the model and in the server's control variate, as in the paper;
-        ``samples``: by the samples that they hold, in both.
+        ``equal``: weight clients equally, in the model and in the server's control variate, as in the paper;
+        ``samples``: weight them by their number of samples, in both.
     """
 
     def __init__(self, context: Context, *, variant: str = "corrected", weighting: str = "equal") -> None:
         super().__init__(context, weighting=weighting)
         if variant not in VARIANTS:
-            raise unknown("variant", variant, VARIANTS)
-        self.rule = Controlled(variant)
+            raise unknown_name("variant", variant, VARIANTS)
+        self.rule = ControlVariateRule(variant)
         self.control = context.start.new_zeros(context.layout.parameter_size)
-        self.memory: DeviceMemory = DeviceMemory({"control": self.control})
+        self.memory: ClientMemory = ClientMemory({"control": self.control})
 
-    def hop(self, round: int, slot: int, device: int, visit: int) -> Hop:
+    def hop(self, round: int, slot: int, client: int, visit: int) -> Hop:
         """Send the server's control variate along."""
-        return replace(super().hop(round, slot, device, visit), sent={"control": self.control})
+        return replace(super().hop(round, slot, client, visit), sent={"control": self.control})
 
-    def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> None:
-        """Average the rows, and keep the server's control variate the mean over all devices.
+    def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
+        """Average the rows, and keep the server's control variate the mean over all clients.
 
-        Of a device that was drawn twice the last reply counts, which is the one that it keeps.
+        If a client was drawn twice, its last reply counts, which is the one that it keeps.
         """
-        super().reduce(hops, replies)
-        last = {hop.device: reply for hop, reply in zip(hops, replies, strict=True) if reply.arrived}
-        if last:
-            samples, every = self.context.samples, self.weighting == "equal"
-            shares = [1 / len(samples) if every else samples[device] / samples.sum() for device in last]
-            changes = torch.stack([reply.uploads["control"] for reply in last.values()])
-            self.control = self.control + changes.new_tensor(shares) @ changes
+        last = {hop.client: reply for hop, reply in zip(hops, replies, strict=True)}
+        samples, equal = self.context.samples, self.weighting == "equal"
+        shares = [1 / len(samples) if equal else samples[client] / samples.sum() for client in last]
+        changes = torch.stack([reply.uploads["control"] for reply in last.values()])
+        self.control = self.control + changes.new_tensor(shares) @ changes
+        return super().reduce(hops, replies)
 
     def state(self) -> dict[str, Any]:
         """Return also the server's control variate."""
         return {**super().state(), "control": self.control}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore from `state`."""
         super().restore(state)
         self.control = state["control"]

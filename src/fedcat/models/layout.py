@@ -13,6 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcat.core.errors import SettingError
 
+Tensors = Mapping[str, Tensor]
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -61,10 +63,10 @@ class Layout:
                 "the row: give it a momentum such as 0.1"
             )
         self.integers = {n: b.clone() for n, b in net.named_buffers() if not b.is_floating_point()}
-        self.kept = {n: t for n, t in self.beside(net).items() if n in state}
+        self.kept = {n: t for n, t in self.outside(net).items() if n in state}
         """The tensors beside the row that are part of the net's state."""
 
-    def beside(self, net: nn.Module) -> dict[str, Tensor]:
+    def outside(self, net: nn.Module) -> dict[str, Tensor]:
         """Return the tensors of a net of this layout that are not in the row."""
         held = {slot.name for slot in (*self.parameters, *self.buffers)}
         return {n: t for n, t in (*net.named_parameters(), *net.named_buffers()) if n not in held}
@@ -94,12 +96,12 @@ class Layout:
             for name, value in self.unpack(row).items():
                 named[name].copy_(value)
 
-    def bind(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Bound:
+    def bind(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> BoundNet:
         """Return the net on the given tensors."""
-        return Bound(self, parameters, buffers)
+        return BoundNet(self, parameters, buffers)
 
 
-class Bound:
+class BoundNet:
     """A net on one row's tensors; the tensors that were passed in are not touched."""
 
     def __init__(self, layout: Layout, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
@@ -114,9 +116,9 @@ class Bound:
         """The float buffers as the calls so far have left them."""
         return {n: self._tensors[f"net.{n}"] for n in self._buffers}
 
-    def at(self, parameters: Tensor) -> Bound:
+    def at(self, parameters: Tensor) -> BoundNet:
         """Return the same net on other parameters [P], with the buffers as they are."""
-        return Bound(self._layout, self._layout.parameter_views(parameters), self.buffers)
+        return BoundNet(self._layout, self._layout.parameter_views(parameters), self.buffers)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the net's output."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcat.core.errors import SettingError
-from fedcat.core.registry import Registry, part_label, takes
+from fedcat.core.registry import Registry, accepts_call, label_of
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """Makes a net for inputs of a shape (without the batch) and a number of classes."""
@@ -31,7 +31,7 @@ class Net(nn.Module):
         return out
 
 
-class CentreCrop(nn.Module):
+class CenterCrop(nn.Module):
     """Keeps the middle `size` x `size` pixels of an image."""
 
     def __init__(self, size: int) -> None:
@@ -126,7 +126,7 @@ def mcmahan_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
     """
     _expect("mcmahan-cifar", shape, (3, 32, 32))
     features = nn.Sequential(
-        CentreCrop(24),
+        CenterCrop(24),
         *(nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True)),
         nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0),
         *(nn.Conv2d(64, 64, 5, padding=2), nn.ReLU()),
@@ -165,14 +165,14 @@ def net_builder(part: object, shape: tuple[int, ...], classes: int) -> Callable[
     if not callable(part):
         raise SettingError(f"net must be a name, a torch.nn.Module or a function that makes one, got {part!r}")
     factory = part
-    arguments: tuple[object, ...] = () if takes(factory) else (shape, classes)
-    if not takes(factory, *arguments):
-        raise SettingError(f"net {part_label(part)} must take nothing or (shape of an input, number of classes)")
+    arguments: tuple[object, ...] = () if accepts_call(factory) else (shape, classes)
+    if not accepts_call(factory, *arguments):
+        raise SettingError(f"net {label_of(part)} must take nothing or (shape of an input, number of classes)")
 
     def build() -> nn.Module:
         net = factory(*arguments)
         if not isinstance(net, nn.Module):
-            raise SettingError(f"net must be a torch.nn.Module, got {type(net).__name__} from {part_label(part)}")
+            raise SettingError(f"net must be a torch.nn.Module, got {type(net).__name__} from {label_of(part)}")
         return net
 
     return build

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcat.core.precision import arithmetic
+from fedcat.core.precision import precision_context
 from fedcat.data.pool import Pool
-from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Tensors
+from fedcat.models.layout import Layout, Tensors
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def _examine(layout: Layout, pool: Pool) -> Traits:
 def _tried(layout: Layout, x: Tensor) -> Traits:
     row = layout.pack(layout.net)
     gpus = [row.device] if row.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus), torch.no_grad(), arithmetic():
+    with torch.random.fork_rng(devices=gpus), torch.no_grad(), precision_context():
         torch.manual_seed(0)
         mixes = _mixes_samples(layout, row, x)
         refuses = _refuses_one(layout, row, x)
@@ -149,7 +148,7 @@ def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
     alone = [_results(layout, r[None], x) for r in rows]
     again = [_results(layout, r[None], x) for r in rows]
     if any(not _same(a[0], b[0]) for a, b in zip(alone, again, strict=True)):
-        return "its forward pass draws random numbers (dropout), which every device must draw for itself"
+        return "its forward pass draws random numbers (dropout), which every client must draw for itself"
     try:
         together = _results(layout, rows, x, stacked=True)
     except Exception as error:  # whatever the user's forward pass or vmap raises is the reason

@@ -1,4 +1,4 @@
-"""The traffic ledger: bytes per round, device and direction, taken from what is really sent."""
+"""The traffic ledger: bytes per round, client and direction, counted from what is actually sent."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from dataclasses import dataclass
 
 @dataclass
 class Entry:
-    """What passed between the server and one device in one round."""
+    """What passed between the server and one client in one round."""
 
     round: int
-    device: int
+    client: int
     down: int = 0
     up: int = 0
 
 
 class Ledger:
-    """Bytes that went down to devices and came up from them."""
+    """Bytes that went down to clients and came up from them."""
 
     def __init__(self) -> None:
         self.down = 0
         self.up = 0
         self._entries: dict[tuple[int, int], Entry] = {}
 
-    def sent(self, round: int, device: int, size: int) -> None:
-        """Note bytes that went to a device."""
+    def sent(self, round: int, client: int, size: int) -> None:
+        """Add bytes sent to a client."""
         self.down += size
-        self._entry(round, device).down += size
+        self._entry(round, client).down += size
 
-    def received(self, round: int, device: int, size: int) -> None:
-        """Note bytes that came from a device."""
+    def received(self, round: int, client: int, size: int) -> None:
+        """Add bytes received from a client."""
         self.up += size
-        self._entry(round, device).up += size
+        self._entry(round, client).up += size
 
-    def _entry(self, round: int, device: int) -> Entry:
-        return self._entries.setdefault((round, device), Entry(round, device))
+    def _entry(self, round: int, client: int) -> Entry:
+        return self._entries.setdefault((round, client), Entry(round, client))
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""A picture of a partition: which device holds how much of which class."""
+"""A picture of a partition: which client holds how much of which class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedcat.data.federation import Federation
 
 FORMATS = (".png", ".svg", ".pdf")
 BUBBLES = 120
-"""More devices than this are drawn as a map of shades, sorted by their most frequent class."""
+"""More clients than this are drawn as a map of shades, sorted by their most frequent class."""
 LABELS = 62
 """More classes than this have no names at the axis."""
 _INK = "#1f5f8b"
@@ -28,9 +28,9 @@ def check_picture(path: Path) -> None:
 
 
 def draw_partition(federation: Federation, path: str | Path, title: str = "") -> None:
-    """Draw a federation: above, the samples of each device; below, device by class.
+    """Draw a federation: above, the samples of each client; below, client by class.
 
-    Up to 120 devices are bubbles whose area is the number of samples; more are a map of shades.
+    Up to 120 clients are bubbles whose area is the number of samples; more are a map of shades.
 
     Parameters
     ----------
@@ -47,10 +47,10 @@ def draw_partition(federation: Federation, path: str | Path, title: str = "") ->
     from matplotlib.figure import Figure
 
     counts = federation.class_counts
-    many = federation.devices > BUBBLES
-    order = _by_main_class(counts) if many else np.arange(federation.devices)
+    many = federation.clients > BUBBLES
+    order = _by_main_class(counts) if many else np.arange(federation.clients)
     height = float(np.clip(1.9 + 0.24 * federation.classes, 3.8, 12))
-    figure = Figure(figsize=(float(np.clip(2.2 + 0.1 * federation.devices, 7, 13)), height), layout="constrained")
+    figure = Figure(figsize=(float(np.clip(2.2 + 0.1 * federation.clients, 7, 13)), height), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, max(2.2, 0.22 * federation.classes)))
     figure.suptitle(title or str(federation), x=0.01, ha="left", fontsize=11, parse_math=False)
@@ -76,10 +76,10 @@ def _sizes(axes: Any, sizes: np.ndarray) -> None:
 
 
 def _bubbles(axes: Any, counts: np.ndarray) -> None:
-    device, label = np.nonzero(counts)
-    found = counts[device, label]
+    client, label = np.nonzero(counts)
+    found = counts[client, label]
     largest = float(found.max())
-    axes.scatter(device, label, s=150 * found / largest, color=_INK, alpha=0.75, linewidths=0)
+    axes.scatter(client, label, s=150 * found / largest, color=_INK, alpha=0.75, linewidths=0)
     for share in (1.0, 0.25, 0.05):
         amount = max(1, round(share * largest))
         axes.scatter([], [], s=150 * amount / largest, color=_INK, alpha=0.75, linewidths=0, label=f"{amount:,}")
@@ -93,14 +93,14 @@ def _bubbles(axes: Any, counts: np.ndarray) -> None:
 def _shades(figure: Any, axes: Any, counts: np.ndarray) -> None:
     shares = counts / counts.sum(axis=1, keepdims=True)
     image = axes.imshow(shares.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="share of the device's samples", pad=0.01)
+    figure.colorbar(image, ax=axes, label="share of the client's samples", pad=0.01)
 
 
 def _axes(axes: Any, federation: Federation, many: bool) -> None:
     ordered = ", ordered by their most frequent class" if many else ""
-    axes.set_xlabel(f"device ({federation.devices:,} in all{ordered})", fontsize=9)
+    axes.set_xlabel(f"client ({federation.clients:,} in all{ordered})", fontsize=9)
     axes.set_ylabel("class", fontsize=9)
-    axes.set_xlim(-1, federation.devices)
+    axes.set_xlim(-1, federation.clients)
     axes.set_ylim(federation.classes - 0.4, -0.6)
     if federation.classes <= LABELS:
         names = federation.class_names or [str(label) for label in range(federation.classes)]
@@ -110,6 +110,6 @@ def _axes(axes: Any, federation: Federation, many: bool) -> None:
 
 
 def _by_main_class(counts: np.ndarray) -> np.ndarray:
-    """Return the devices in the order of their most frequent class, and of its share."""
+    """Return the clients in the order of their most frequent class, and of its share."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     return np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))

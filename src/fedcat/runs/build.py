@@ -1,9 +1,11 @@
-"""Puts simulations together out of settings and a user's own parts; what several of them need is made once."""
+"""Builds runs from settings; what several runs need is made once and shared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -11,63 +13,85 @@ import torch
 from torch import Tensor, nn
 
 from fedcat import engines
-from fedcat.config.presets import over_preset
-from fedcat.config.settings import Settings, make
-from fedcat.core.errors import DataError, SettingError
-from fedcat.core.options import arguments, plain_options, plain_values
-from fedcat.core.precision import find_device
-from fedcat.core.registry import Registry, name_of, part_label
-from fedcat.core.rng import Purpose, chance, torch_seed
-from fedcat.data.dataset import DATASETS, GIVEN, NATURAL, Dataset, made_by, make_dataset
+from fedcat.config.resolve import Resolved, SettingsFile, resolve
+from fedcat.config.schedules import schedule
+from fedcat.config.settings import Settings
+from fedcat.core.device import find_device
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.core.rng import Purpose, random_stream, torch_seed
+from fedcat.data.dataset import Dataset, make_dataset
 from fedcat.data.federation import Federation
-from fedcat.data.files.locations import expanded
 from fedcat.data.partitions import PARTITIONS
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine
-from fedcat.methods import METHODS, Method
-from fedcat.methods.selection.base import SELECTORS
-from fedcat.methods.server_optimizer import SERVER_STEPS
+from fedcat.methods import Context, Method, make_method
+from fedcat.methods.selection import make_selector
+from fedcat.methods.server_optimizer import ServerOptimizerChoice
 from fedcat.models.layout import Layout
-from fedcat.models.nets import NETS, check_outputs, net_builder
+from fedcat.models.nets import check_outputs, net_builder
 from fedcat.models.traits import traits
-from fedcat.protocol.local_rule import Task
-from fedcat.runs.server_side import make_server_side, method_options
+from fedcat.protocol.task import Task
 from fedcat.runs.simulation import Simulation
 
 ONE_AT_A_TIME = RLock()
-"""Held while a run is prepared and while it is carried out: PyTorch's generators and threads are the process's."""
+"""Held while a run is built and while it is executed: PyTorch's random generators and threads belong to the process."""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A simulation that is ready to run, and what is to be known about it.
+class Decisions:
+    """What the builder decided, as opposed to what the user asked for.
+
+    Attributes
+    ----------
+    device : str
+        Where the run trains.
+    engine, reason : str
+        How, and why so.
+    exact : bool
+        Whether no bit depends on what else runs in the comparison.
+    workers, threads : int
+        Training processes, and PyTorch's threads.
+    """
+
+    device: str
+    engine: str
+    reason: str
+    exact: bool
+    workers: int
+    threads: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A simulation that is ready to run, and what is known about it.
 
     Attributes
     ----------
     settings : Settings
-        With every default filled in.
+        What was asked for, with every default filled in.
+    decisions : Decisions
+        What the builder decided.
     simulation : Simulation
         Not yet started.
     federation : Federation
         Who holds what.
-    engine_why : str
-        Why the engine was picked.
     notes : tuple of str
         Lines that the user should read.
-    threads_before : int
-        How many threads PyTorch had before this simulation's settings were looked at.
     """
 
     settings: Settings
+    decisions: Decisions
     simulation: Simulation
     federation: Federation
-    engine_why: str
     notes: tuple[str, ...]
-    threads_before: int
 
 
-class Workshop:
-    """Makes simulations that share their data, their nets' layouts and their engines."""
+class Builder:
+    """Builds runs that share their data, their nets' layouts and their engines."""
 
     def __init__(self) -> None:
         self._datasets: dict[object, Dataset | Federation] = {}
@@ -75,243 +99,172 @@ class Workshop:
         self._layouts: dict[object, list[Layout]] = {}
         self._engines: dict[object, Engine] = {}
 
-    def prepare(self, given: Mapping[str, Any]) -> Prepared:
-        """Make a simulation.
+    def build(self, given: Mapping[str, Any], file: SettingsFile | str | Path | None = None) -> PreparedRun:
+        """Build a run.
 
         Parameters
         ----------
         given : mapping
-            Settings by name; `method`, `dataset`, `net`, `selector` and `server` may be a user's own objects. What is
-            not given comes from the dataset's defaults, then from the general ones.
+            Settings by name, see `fedcat.config.resolve.resolve`.
+        file : path, optional
+            A settings file, which lies below what is given.
         """
         with ONE_AT_A_TIME:
-            settings, federation, parts = self._divided(given)
-            threads_before = torch.get_num_threads()
-            if settings.threads is not None:
-                torch.set_num_threads(settings.threads)
-            try:
-                return self._prepare(settings, federation, parts, threads_before)
-            except BaseException:
-                torch.set_num_threads(threads_before)
-                raise
+            resolved, federation = self._divided(given, file)
+            with pytorch_threads(resolved.settings.threads):
+                return self._build(resolved, federation)
 
-    def _prepare(
-        self, settings: Settings, federation: Federation, parts: dict[str, Any], threads_before: int
-    ) -> Prepared:
+    def divide(
+        self, given: Mapping[str, Any], file: SettingsFile | str | Path | None = None
+    ) -> tuple[Settings, Federation, tuple[str, ...]]:
+        """Return the settings, the federation that they describe, and notes; no net and no method is made."""
+        resolved, federation = self._divided(given, file)
+        return resolved.settings, federation, resolved.notes
+
+    def _divided(self, given: Mapping[str, Any], file: SettingsFile | str | Path | None) -> tuple[Resolved, Federation]:
+        below = file if isinstance(file, SettingsFile) else SettingsFile.read(file)
+        resolved = resolve(given, below, self._load)
+        return resolved, self._federation(resolved)
+
+    def _build(self, resolved: Resolved, federation: Federation) -> PreparedRun:
+        settings, parts = resolved.settings, resolved.parts
         device = find_device(settings.device)
+        _check_gpu_settings(settings, device)
+        if not settings.net:
+            raise SettingError(f"net must be given, see `fedcat nets`: dataset {settings.dataset!r} has no default net")
         exact = device.type == "cpu" if settings.exact is None else settings.exact
-        _check_machine(settings, device)
-        asked = settings.workers
-        settings = replace(settings, exact=exact, workers=_workers(settings, device))
-        net = parts.get("net") or NETS.get(_net_name(settings))
-        builder = net_builder(net, federation.train.shape, federation.classes)
-        layout, start = self._layout(net, builder, federation, settings, device)
+        net = net_builder(parts["net"], federation.train.shape, federation.classes)
+        layout, start = self._layout(parts["net"], net, federation, settings, device)
         pool = federation.train.to(device)
-        settings, method = make_server_side(parts, settings, federation, layout, start)
+        method = _method(resolved, federation, layout, start, exact)
         task = _task(settings, federation, layout, pool, method)
-        by_hand = settings.precision == "fp32" and not task.rule.own_loss
-        name, why = engines.pick(settings.engine, layout, pool, task.padding, exact, by_hand)
+        workers = _workers(settings, device)
+        plain = settings.precision == "fp32" and not task.rule.own_loss
+        choice = engines.pick(settings.engine, layout, pool, task.padding, exact, plain)
         simulation = Simulation(
             method,
             task,
-            self._engine(name, settings),
+            self._engine(choice.name, settings, exact, workers),
             federation.test.to(device),
             settings.rounds,
             settings.evaluate_every,
             settings.evaluate,
             settings.bound,
         )
-        notes = method.advice(settings.rounds)
-        if asked and settings.workers != asked:
-            notes.append(f"workers {settings.workers} instead of {asked}: {_fewer(settings, device)}")
-        if why.startswith("the net"):
-            notes.append(f"engine {name}: {why}")
-        return Prepared(settings, simulation, federation, why, tuple(notes), threads_before)
+        threads = torch.get_num_threads()
+        decisions = Decisions(str(device), choice.name, choice.reason, exact, workers, threads)
+        notes = [*resolved.notes, *method.advice(settings.rounds)]
+        if settings.workers and workers != settings.workers:
+            notes.append(f"workers {workers} instead of {settings.workers}: {_why_fewer(settings, device)}")
+        if choice.forced:
+            notes.append(f"engine {choice.name}: {choice.reason}")
+        return PreparedRun(settings, decisions, simulation, federation, tuple(notes))
 
-    def divide(self, given: Mapping[str, Any]) -> tuple[Settings, Federation]:
-        """Return the settings and the federation that they describe; only what concerns the data is looked at."""
-        return self._divided(given)[:2]
-
-    def _divided(self, given: Mapping[str, Any]) -> tuple[Settings, Federation, dict[str, Any]]:
-        plain, parts = _split(over_preset(plain_values(given), Settings.dataset))
-        _check_early(plain, parts)
-        data, dataset_options = self._data(parts.get("dataset", plain.get("dataset", Settings.dataset)), plain)
-        settings = _resolved(plain, data, "partition" in given)
-        settings = replace(settings, dataset_options=dataset_options, data_dir=_absolute(settings.data_dir))
-        return settings, self._federation(data, settings), parts
-
-    def _data(self, named: object, plain: Mapping[str, Any]) -> tuple[Dataset | Federation, dict[str, Any]]:
-        """Return the data and all options that it was made with."""
-        given = plain.get("dataset_options", {})
-        if isinstance(named, (Dataset, Federation)):
-            if given:
-                raise SettingError(f"dataset_options cannot be set: {named.name!r} is a dataset already, got {given!r}")
-            return named, {}
-        if not isinstance(named, str) and not callable(named):
-            raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got {named!r}")
-        factory = DATASETS.get(named) if isinstance(named, str) else named
-        name = named if isinstance(named, str) else part_label(named)
-        checked = make({key: plain[key] for key in ("data_dir", "seed", "data_seed") if key in plain})
-        ready = made_by(factory, name, data_dir=_absolute(checked.data_dir), seed=data_seed(checked), given=given)
-        defaults = {key: value for key, value in plain_options(factory).items() if key not in GIVEN}
-        full = {**defaults, **{key: ready.get(key, value) for key, value in given.items()}}
-        if any(not isinstance(value, (bool, int, float, str, tuple, list)) for value in ready.values()):
-            return make_dataset(factory, name, ready), full
-        key = (named, repr(sorted(ready.items())))
+    def _load(self, factory: Any, name: str, arguments: Mapping[str, Any]) -> Dataset | Federation:
+        """Make a dataset, once for equal arguments."""
+        if any(not isinstance(value, (bool, int, float, str, tuple, list)) for value in arguments.values()):
+            return make_dataset(factory, name, arguments)
+        key = (factory, repr(sorted(arguments.items())))
         if key not in self._datasets:
-            self._datasets[key] = make_dataset(factory, name, ready)
-        return self._datasets[key], full
+            self._datasets[key] = make_dataset(factory, name, arguments)
+        return self._datasets[key]
 
-    def _federation(self, data: Dataset | Federation, settings: Settings) -> Federation:
+    def _federation(self, resolved: Resolved) -> Federation:
+        settings, data, partition = resolved.settings, resolved.data, resolved.parts["partition"]
         if isinstance(data, Federation):
             return data
-        seed = data_seed(settings)
-        words = (settings.partition, settings.devices, settings.alpha, settings.shards)
-        key = (data, seed, *words, settings.min_samples, settings.partition_tries)
+        how = settings.partition if settings.partition in PARTITIONS else partition
+        words = (how, settings.clients, repr(sorted(settings.partition_options.items())))
+        key = (data, settings.partition_seed, *words, settings.min_samples, settings.partition_tries)
         if key not in self._federations:
             self._federations[key] = data.divide(
-                settings.devices,
-                settings.partition,
-                seed=seed,
-                alpha=settings.alpha,
-                shards=settings.shards,
+                settings.clients,
+                how,
+                seed=settings.partition_seed,
                 min_samples=settings.min_samples,
                 tries=settings.partition_tries,
+                **settings.partition_options,
             )
         return self._federations[key]
 
     def _layout(
         self,
         part: object,
-        builder: Callable[[], nn.Module],
+        make_net: Callable[[], nn.Module],
         federation: Federation,
         settings: Settings,
         device: torch.device,
     ) -> tuple[Layout, Tensor]:
-        """Return the net's layout and the first row under the seed.
+        """Return the net's layout and the initial row under the seed.
 
-        The layout is shared by all simulations of that net whose tensors beside the row are equal.
+        Runs share the layout if their nets also agree in the tensors that are not part of the row.
         """
         dtype = getattr(torch, settings.dtype)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(torch_seed(chance(settings.seed, Purpose.INITIAL)))
-            net = builder().to(device=device, dtype=dtype)
+            torch.manual_seed(torch_seed(random_stream(settings.seed, Purpose.INITIAL)))
+            net = make_net().to(device=device, dtype=dtype)
             check_outputs(net, federation.test.to(device).inputs(slice(0, 2), dtype), federation.classes)
         fresh = Layout(net)
         key = (part, federation.train.shape, federation.classes, device, dtype)
         for known in self._layouts.setdefault(key, []):
-            if _equal(known.beside(known.net), fresh.beside(net)):
+            if _equal(known.outside(known.net), fresh.outside(net)):
                 return known, known.pack(net)
         self._layouts[key].append(fresh)
         return fresh, fresh.pack(net)
 
-    def _engine(self, name: str, settings: Settings) -> Engine:
+    def _engine(self, name: str, settings: Settings, exact: bool, workers: int) -> Engine:
         memory = None if settings.memory is None else settings.memory * 1e9
-        key = (name, settings.exact, settings.precision, memory, settings.workers)
+        key = (name, exact, settings.precision, memory, workers)
         if key not in self._engines:
-            self._engines[key] = engines.make(
-                name, bool(settings.exact), settings.precision, memory, settings.workers or 1
-            )
+            self._engines[key] = engines.make(name, exact, settings.precision, memory, workers)
         return self._engines[key]
 
 
-_NAMED: dict[str, Registry[Any]] = {
-    "method": METHODS,
-    "net": NETS,
-    "selector": SELECTORS,
-    "server": SERVER_STEPS,
-    "partition": PARTITIONS,
-}
+@contextmanager
+def pytorch_threads(count: int | None) -> Iterator[None]:
+    """Let PyTorch use `count` threads, or as many as it does, and restore its number afterwards."""
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide what was given into plain settings and a user's own objects, each named in the settings as well."""
-    plain, parts = dict(given), {}
-    for name in ("method", "dataset", "net", "selector", "server"):
-        part = plain.get(name)
-        if part is not None and not isinstance(part, str):
-            parts[name] = part
-            plain[name] = name_of(part) or f"<{part_label(part)}>"
-    return plain, parts
-
-
-def _check_early(plain: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Raise for what is wrong whatever the data is, before any of it is loaded or downloaded."""
-    general = make({n: v for n, v in plain.items() if n != "per_round" or "devices" in plain})
-    find_device(general.device)
-    if general.data_dir and not expanded(general.data_dir).is_dir():
-        raise DataError(f"data_dir must name a folder that is there, got {general.data_dir!r}")
-    for name, registry in _NAMED.items():
-        value = getattr(general, name)
-        if name not in parts and value not in ("", "given"):
-            registry.get(value)
-    factory = parts.get("method") or METHODS.get(general.method)
-    arguments("method", general.method, factory, method_options(general, factory))
-
-
-def _check_machine(settings: Settings, device: torch.device) -> None:
-    """Raise for settings that only a GPU takes."""
-    if device.type != "cuda" and settings.precision == "tf32":
-        raise SettingError("precision must be fp32 or bf16 on a CPU: TF32 is a GPU's, got 'tf32'")
-    if device.type != "cuda" and settings.memory is not None:
-        raise SettingError(f"memory caps what is taken of a GPU, and device is {device}: leave it out")
-
-
-def _workers(settings: Settings, device: torch.device) -> int:
-    """Return how many processes train: one a thread on a CPU where they can be forked, never more than devices."""
-    if device.type != "cpu" or not engines.can_fork():
-        return 1
-    return min(settings.k, settings.workers or torch.get_num_threads())
-
-
-def _fewer(settings: Settings, device: torch.device) -> str:
-    if device.type != "cpu":
-        return "on a GPU one process trains"
-    if not engines.can_fork():
-        return "processes that train need Linux, a PyTorch that sees no GPU, and a process that may have its own"
-    return f"a round has {settings.k} devices"
-
-
-def _absolute(folder: str) -> str:
-    return str(expanded(folder).absolute()) if folder else ""
-
-
-def data_seed(settings: Settings) -> int:
-    """Return the seed of the partition and of the dataset's own draws."""
-    return settings.seed if settings.data_seed is None else settings.data_seed
-
-
-def _resolved(plain: Mapping[str, Any], data: Dataset | Federation, partition_given: bool) -> Settings:
-    """Return the settings with the dataset's defaults; what would have no effect on data with owners is refused."""
-    if isinstance(data, Dataset):
-        defaults = dict(data.defaults)
-        if defaults.get("partition") == NATURAL and plain.get("partition", NATURAL) != NATURAL:
-            defaults = {n: v for n, v in defaults.items() if n not in ("partition", "devices", "min_samples")}
-        settings = make(plain, defaults)
-        vain = [name for name in ("alpha", "shards") if name in plain]
-        if vain and settings.partition == NATURAL and not partition_given:
-            raise SettingError(
-                f"{vain[0]} has no effect on {data.name!r}, whose devices are the owners of its samples: "
-                "name a partition that takes it, such as dirichlet, or leave it out"
-            )
-        return settings
-    divided = [name for name in ("partition", "alpha", "shards", "min_samples", "data_seed") if name in plain]
-    if divided and plain.get("partition") != "given":
-        raise SettingError(f"{divided[0]} cannot be set: the federation {data.name!r} is divided over devices already")
-    given = {"min_samples": int(data.sizes.min()), **plain}
-    if given.get("devices", data.devices) != data.devices:
-        raise SettingError(f"devices must be {data.devices} as in the federation, got {given['devices']}")
-    return make({**given, "devices": data.devices, "partition": "given"})
-
-
-def _net_name(settings: Settings) -> str:
-    if not settings.net:
-        raise SettingError(f"net must be named, see `fedcat nets`: dataset {settings.dataset!r} has none of its own")
-    return settings.net
+def _method(resolved: Resolved, federation: Federation, layout: Layout, start: Tensor, exact: bool) -> Method:
+    """Make the method, with the selector and the server optimizer that the settings name."""
+    settings, parts = resolved.settings, resolved.parts
+    selector = parts["selector"]
+    context = Context(
+        seed=settings.seed,
+        layout=layout,
+        start=start,
+        samples=federation.sizes,
+        per_round=settings.k,
+        epochs=settings.epochs,
+        lr=schedule(settings.lr_schedule, settings.lr, settings.rounds, settings.lr_decay, settings.lr_every),
+        selector=None if selector is None else make_selector(selector, settings.seed, federation.sizes, settings.k),
+        server_optimizer=ServerOptimizerChoice(
+            settings.server_optimizer, settings.server_options, parts["server_optimizer"]
+        ),
+        average=settings.average,
+        blank=torch.zeros_like(federation.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
+        classes=federation.classes,
+        exact=exact,
+    )
+    name = settings.method
+    method = make_method(name, parts["method"], context, settings.options.get(name, {}))
+    if settings.average is not None and "average" not in method.models():
+        raise SettingError(f"average cannot be set: the method {name!r} keeps no average over rounds")
+    for model in settings.evaluate:
+        if model not in method.extra_models:
+            raise unknown_name(f"model of method {name!r} to evaluate", model, method.extra_models)
+    return method
 
 
 def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool, method: Method) -> Task:
@@ -334,6 +287,24 @@ def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool
     )
 
 
-def pinned(settings: Settings) -> Settings:
-    """Return settings that name the number of threads, on which the last bits can depend."""
-    return replace(settings, threads=torch.get_num_threads())
+def _check_gpu_settings(settings: Settings, device: torch.device) -> None:
+    """Raise an error for settings that only a GPU takes."""
+    if device.type != "cuda" and settings.precision == "tf32":
+        raise SettingError("precision must be fp32 or bf16 on a CPU: TF32 needs a GPU, got 'tf32'")
+    if device.type != "cuda" and settings.memory is not None:
+        raise SettingError(f"memory limits GPU memory, but the device is {device}: leave it out")
+
+
+def _workers(settings: Settings, device: torch.device) -> int:
+    """Return the number of training processes: on a CPU that can fork one per thread, at most one per client."""
+    if device.type != "cpu" or not engines.can_fork():
+        return 1
+    return min(settings.k, settings.workers or torch.get_num_threads())
+
+
+def _why_fewer(settings: Settings, device: torch.device) -> str:
+    if device.type != "cpu":
+        return "on a GPU one process trains"
+    if not engines.can_fork():
+        return "several processes need Linux, a PyTorch that sees no GPU, and a process that may start others"
+    return f"a round has {settings.k} clients"

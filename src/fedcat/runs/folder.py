@@ -20,7 +20,7 @@ HISTORY = "history.jsonl"
 TRAFFIC = "traffic.csv"
 MODEL = "model.safetensors"
 SUMMARY = "run.json"
-DEVICES = "devices.json"
+DEVICES = "clients.json"
 COMPARISON = "comparison.json"
 
 
@@ -58,7 +58,7 @@ class RunFolder:
             raise SettingError(f"out folder {str(path)!r} cannot be written: {error.strerror}") from error
         self._history: IO[str] = (path / HISTORY).open("w", encoding="utf-8")
         self._traffic: IO[str] = (path / TRAFFIC).open("w", encoding="utf-8")
-        self._traffic.write("round,device,down,up\n")
+        self._traffic.write("round,client,down,up\n")
         self._whole = (0, self._history.tell(), self._traffic.tell())
 
     @property
@@ -72,7 +72,7 @@ class RunFolder:
         Where an interrupt cuts it short, the round counts as not written, and adding it again begins where it began.
         """
         rounds, *ends = self._whole
-        lines = [f"{entry.round + 1},{entry.device},{entry.down},{entry.up}\n" for entry in entries]
+        lines = [f"{entry.round + 1},{entry.client},{entry.down},{entry.up}\n" for entry in entries]
         texts = (json.dumps(record) + "\n", "".join(lines))
         for file, end, text in zip((self._history, self._traffic), ends, texts, strict=True):
             file.seek(end)
@@ -95,15 +95,15 @@ class RunFolder:
         self,
         models: Mapping[str, dict[str, Tensor]],
         summary: dict[str, Any],
-        devices: list[dict[str, Any]] | None = None,
+        clients: list[dict[str, Any]] | None = None,
     ) -> None:
         """Write the summary and the models' tensors, the global one's and others' by name, and close the files."""
         self._history.close()
         self._traffic.close()
         for name, tensors in models.items():
             save_model(model_path(self.path, name), tensors)
-        if devices is not None:
-            write_text(self.path / DEVICES, json.dumps(devices, indent=1) + "\n")
+        if clients is not None:
+            write_text(self.path / DEVICES, json.dumps(clients, indent=1) + "\n")
         write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 

@@ -15,10 +15,12 @@ from torch import Tensor
 from fedcat.core.errors import SettingError
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine, Job
-from fedcat.methods.base import Method, do_together
-from fedcat.protocol.hop import Door, Hop, Reply
+from fedcat.methods.base import Method, run_server_work
+from fedcat.protocol.hop import Hop
 from fedcat.protocol.ledger import Ledger
-from fedcat.protocol.local_rule import Task
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.reply_check import ReplyCheck
+from fedcat.protocol.task import Task
 
 T = TypeVar("T")
 Score = tuple[float, float]
@@ -40,12 +42,12 @@ class Record:
     seconds : float
         Time since the start; beside other simulations, this one's share: of training by steps taken, of what servers
         compute together and of evaluation alike.
-    devices : list of int
-        Which device trained which copy, by copy (slot).
+    clients : list of int
+        Which client trained which copy, by copy (slot).
     train_loss : float or None
         The mean training loss over the round's hops that arrived.
     lost : list
-        [device, status, reason] of the hops that did not arrive.
+        [client, status, reason] of the hops that did not arrive.
     others : mapping
         Accuracy and loss of further models that were asked for.
     """
@@ -56,7 +58,7 @@ class Record:
     up: int
     down: int
     seconds: float
-    devices: list[int]
+    clients: list[int]
     train_loss: float | None
     lost: list[list[Any]] = field(default_factory=list)
     others: dict[str, list[float]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Record:
         """Return the record as plain values; what is empty or not finite is left out."""
         plain = asdict(self)
         plain["others"] = {name: [v if math.isfinite(v) else None for v in s] for name, s in self.others.items()}
-        return {k: v for k, v in plain.items() if k == "devices" or not _nothing(v)}
+        return {k: v for k, v in plain.items() if k == "clients" or not _nothing(v)}
 
 
 def _nothing(value: Any) -> bool:
@@ -80,7 +82,7 @@ class Simulation:
     method : Method
         The server side.
     task : Task
-        The device side.
+        The client side.
     engine : Engine
         Who trains.
     test : Pool
@@ -92,7 +94,7 @@ class Simulation:
     evaluate : sequence of str
         Models to evaluate beside the global one: ``mean``, ``copies``.
     bound : float, optional
-        The largest norm of a device's change that is let in.
+        The largest norm of a client's change that is let in.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Simulation:
         self.ledger = Ledger()
         self.history: list[Record] = []
         self.seconds = 0.0
-        self.door = Door(task.layout.size, task.layout.dtype, bound)
+        self.reply_check = ReplyCheck(task.layout.size, task.layout.dtype, bound)
         self._closed = False
         self._ended: dict[int, list[tuple[Hop, Reply]]] = {}
 
@@ -126,16 +128,16 @@ class Simulation:
         Without `until` a round starts only when the one before is recorded, so that it can be evaluated between.
         """
         hops = self.method.plan(min(len(self.history) + 1 if until is None else until, self.rounds))
-        self.door.expect(hops)
+        self.reply_check.expect(hops)
         for hop in hops:
-            self.ledger.sent(hop.round, hop.device, hop.bytes_down)
+            self.ledger.sent(hop.round, hop.client, hop.bytes_down)
         return [(self.task, hop) for hop in hops]
 
     def absorb(self, replies: Sequence[Reply]) -> None:
         """Let the method have the replies that the door admits."""
-        admitted = self.door.admit(replies)
+        admitted = self.reply_check.admit(replies)
         for hop, reply in admitted:
-            self.ledger.received(hop.round, hop.device, reply.bytes_up)
+            self.ledger.received(hop.round, hop.client, reply.bytes_up)
             self._ended.setdefault(hop.round, []).append((hop, reply))
         self.method.absorb([reply for _, reply in admitted])
         wrong = self.wrong_row()
@@ -193,14 +195,14 @@ class Simulation:
             up=self.ledger.up,
             down=self.ledger.down,
             seconds=round(self.seconds, 4),
-            devices=[hop.device for hop, _ in ended],
+            clients=[hop.client for hop, _ in ended],
             train_loss=sum(losses) / len(losses) if losses else None,
-            lost=[[hop.device, reply.status.value, reply.why] for hop, reply in ended if not reply.arrived],
+            lost=[[hop.client, reply.status.value, reply.why] for hop, reply in ended if not reply.arrived],
             others={name: list(score) for name, score in scores.items()},
         )
 
     def _scores(self, rows: Mapping[str, Tensor]) -> dict[str, Score]:
-        return evaluate_together([(self, rows)])[0]
+        return evaluate_due([(self, rows)])[0]
 
     def score(self) -> float:
         """Return the global model's accuracy on the test data."""
@@ -216,14 +218,14 @@ class Simulation:
             self.step()
         return self.history
 
-    def device_accuracies(self) -> list[dict[str, Any]]:
-        """Return the global model's accuracy and loss on each device's own training data."""
+    def client_accuracies(self) -> list[dict[str, Any]]:
+        """Return the global model's accuracy and loss on each client's own training data."""
         row = self.method.models()["global"]
         results = []
-        for device in range(self.task.federation.devices):
-            index = torch.from_numpy(self.task.federation.indices(device)).to(row.device)
+        for client in range(self.task.federation.clients):
+            index = torch.from_numpy(self.task.federation.indices(client)).to(row.device)
             ((accuracy, loss),) = self.engine.evaluate(self.task.layout, [row], self.task.pool, index)
-            results.append({"device": device, "samples": len(index), "accuracy": accuracy, "loss": loss})
+            results.append({"client": client, "samples": len(index), "accuracy": accuracy, "loss": loss})
         return results
 
 
@@ -252,15 +254,15 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
         works = {simulation: simulation.method.work() for simulation in group}
         busy = [simulation for simulation, work in works.items() if work is not None]
         begin = time.perf_counter()
-        do_together(works.values())
+        run_server_work(works.values())
         for simulation in busy:
             simulation.seconds += (time.perf_counter() - begin) / len(busy)
     due = [(simulation, _timed(simulation, simulation.due)) for simulation in simulations]
-    scores = evaluate_together(due)
+    scores = evaluate_due(due)
     return [simulation.record(found) for (simulation, _), found in zip(due, scores, strict=True)]
 
 
-def evaluate_together(due: Sequence[tuple[Simulation, Mapping[str, Tensor]]]) -> list[dict[str, Score]]:
+def evaluate_due(due: Sequence[tuple[Simulation, Mapping[str, Tensor]]]) -> list[dict[str, Score]]:
     """Return accuracy and loss of rows of several simulations; what can be evaluated in one pass is."""
     scores: list[dict[str, Score]] = [{} for _ in due]
     groups: dict[object, list[int]] = {}
@@ -291,7 +293,7 @@ def _timed(simulation: Simulation, call: Callable[[], T]) -> T:
 
 def run_together(
     simulations: Sequence[Simulation],
-    watch: Callable[[int, Record], None] | None = None,
+    on_round: Callable[[int, Record], None] | None = None,
     between: Callable[[], None] | None = None,
 ) -> None:
     """Run several simulations side by side to their ends.
@@ -300,7 +302,7 @@ def run_together(
     ----------
     simulations : sequence of Simulation
         What to run.
-    watch : callable, optional
+    on_round : callable, optional
         Called with a simulation's position and each of its rounds as they are completed.
     between : callable, optional
         Called between two steps; what it raises ends the run with whole rounds.
@@ -308,7 +310,7 @@ def run_together(
     while not all(simulation.done for simulation in simulations):
         for position, records in enumerate(step_together(simulations)):
             for record in records:
-                if watch is not None:
-                    watch(position, record)
+                if on_round is not None:
+                    on_round(position, record)
         if between is not None:
             between()

@@ -8,16 +8,17 @@ from torch import nn
 from torch.nn import functional
 
 from fedcat.core.errors import SettingError
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.methods import FedAvg
-from fedcat.methods.fedgen.fedgen import FedGen, Guided
-from fedcat.methods.fedgen.generator import GeneratorForm
-from fedcat.protocol.hop import Reply, Status
-from fedcat.protocol.local_rule import Batch, Beside
+from fedcat.methods.base import run_server_work
+from fedcat.methods.fedgen.fedgen import FedGen, GeneratorRule
+from fedcat.methods.fedgen.generator import Generator
+from fedcat.protocol.local_rule import Batch, LossInputs
+from fedcat.protocol.reply import Reply, Status
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6])
 SMALL = {"hidden": 12, "noise": 5, "generator_batch": 6, "generator_steps": 8, "generator_lr": 0.01}
-FORM = GeneratorForm(noise=3, classes=4, hidden=5, latent=6)
+GENERATOR = Generator(noise=3, classes=4, hidden=5, latent=6)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
@@ -46,31 +47,31 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(engine, monkeypatch):
         assert torch.equal(gen.method.row, plain.method.row) == same
 
 
-def test_a_devices_loss_by_hand():
+def test_a_clients_loss_by_hand():
     """CE + a * CE(head(G(y')), y') * generated / batch size + b * KL(p(head(G(y))) || p(x))."""
     layout = layout_of(digits_net(), torch.float64)
     row = layout.pack(layout.net)
     bound = layout.bind(layout.parameter_views(row), {})
-    form = GeneratorForm(noise=3, classes=10, hidden=5, latent=layout.net.head.in_features)
-    rule = Guided(form, a=2.0, b=3.0, decay=0.5, generated=6, local_steps=2)
+    generator = Generator(noise=3, classes=10, hidden=5, latent=layout.net.head.in_features)
+    rule = GeneratorRule(generator, a=2.0, b=3.0, decay=0.5, generated=6, local_steps=2)
     sim = simulate(FedGen, FED, layout, batch_size=4)
     task = sim.task
     (_, hop), *_ = sim.plan()
-    hop = replace(hop, sent={"generator": form.initial().double()}, round=3)
-    rng = chance(0, Purpose.RULE, 3, hop.device, 0)
+    hop = replace(hop, sent={"generator": generator.initial().double()}, round=3)
+    rng = random_stream(0, Purpose.RULE, 3, hop.client, 0)
     numbers = rule.draw(rng, task, hop, 4)
     assert torch.allclose(numbers["a"], torch.tensor([1.0, 1.0, 0.0, 0.0]).double() * 2.0 * 0.5**3 * 6 / 4)
     assert torch.allclose(numbers["b"], torch.tensor([1.0, 1.0, 0.0, 0.0]).double() * 3.0 * 0.5**3)
     x, y = FED.train.inputs(slice(0, 3), torch.float64), FED.train.y[:3]
     step = {name: values[0] for name, values in numbers.items()}
-    made = bound.head(form.evaluated(hop.sent["generator"], form.inputs(step["noise"], step["labels"])))
-    guide = bound.head(form.evaluated(hop.sent["generator"], form.inputs(step["own_noise"][:3], y)))
+    made = bound.head(generator.generate(hop.sent["generator"], generator.inputs(step["noise"], step["labels"])))
+    guide = bound.head(generator.generate(hop.sent["generator"], generator.inputs(step["own_noise"][:3], y)))
     wanted = (
         functional.cross_entropy(bound.logits(x), y)
         + 2.0 * 0.125 * 6 / 4 * functional.cross_entropy(made, step["labels"])
         + 3.0 * 0.125 * functional.kl_div(bound.logits(x).log_softmax(1), guide.softmax(1), reduction="batchmean")
     )
-    beside = Beside(row, hop.sent, {}, step)
+    beside = LossInputs(row, hop.sent, {}, step)
     assert torch.allclose(rule.loss(bound, Batch(x, y), beside), wanted, atol=1e-13)
     padded = Batch(torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), torch.tensor([1.0, 1.0, 1.0, 0.0]).double())
     assert torch.allclose(rule.loss(bound, padded, beside), wanted, atol=1e-13)
@@ -81,15 +82,15 @@ def test_no_gradient_flows_through_the_generators_prediction():
     layout = layout_of(digits_net(), torch.float64)
     leaf = layout.pack(layout.net).requires_grad_()
     bound = layout.bind(layout.parameter_views(leaf), {})
-    form = GeneratorForm(noise=3, classes=10, hidden=5, latent=layout.net.head.in_features)
+    generator = Generator(noise=3, classes=10, hidden=5, latent=layout.net.head.in_features)
     x, y = FED.train.inputs(slice(0, 3), torch.float64), FED.train.y[:3]
-    generator, noise = form.initial().double(), torch.rand(3, 3).double()
+    row, noise = generator.initial().double(), torch.rand(3, 3).double()
     numbers = {"noise": noise, "labels": y, "own_noise": noise, "a": torch.tensor(0.0), "b": torch.tensor(1.0)}
-    loss = Guided(form, 0.0, 1.0, 1.0, 3, 0).loss(
-        bound, Batch(x, y), Beside(leaf, {"generator": generator}, {}, numbers)
+    loss = GeneratorRule(generator, 0.0, 1.0, 1.0, 3, 0).loss(
+        bound, Batch(x, y), LossInputs(leaf, {"generator": row}, {}, numbers)
     )
     (found,) = torch.autograd.grad(loss, leaf)
-    target = bound.head(form.evaluated(generator, form.inputs(noise, y))).softmax(1).detach()
+    target = bound.head(generator.generate(row, generator.inputs(noise, y))).softmax(1).detach()
     logits = bound.logits(x)
     fixed = functional.cross_entropy(logits, y) + functional.kl_div(
         logits.log_softmax(1), target, reduction="batchmean"
@@ -102,11 +103,11 @@ def test_the_generators_traffic_is_in_the_ledger_and_label_counts_go_up_once():
     layout = layout_of(digits_net(), torch.float32)
     sim = simulate(FedGen, FED, layout, "stacked", options=SMALL, rounds=12, k=4)
     sim.run()
-    model, generator = layout.size * 4, sim.method.form.size * 4
+    model, generator = layout.size * 4, sim.method.rule.generator.size * 4
     seen: set[int] = set()
     for round in range(12):
         entries = [entry for entry in sim.ledger if entry.round == round]
-        fresh = {entry.device for entry in entries} - seen
+        fresh = {entry.client for entry in entries} - seen
         seen |= fresh
         assert sum(entry.down for entry in entries) == 4 * (model + (generator if round else 0))
         assert sum(entry.up for entry in entries) == 4 * model + len(fresh) * 10 * 8
@@ -114,23 +115,23 @@ def test_the_generators_traffic_is_in_the_ledger_and_label_counts_go_up_once():
             ratio = sum(entry.down + entry.up for entry in entries) / (4 * 2 * model)
             assert ratio == pytest.approx(1 + generator / (2 * model), rel=1e-12)
     assert seen == set(range(8))
-    for device, counts in sim.method.labels.items():
-        assert counts.tolist() == FED.class_counts[device].tolist()
+    for client, counts in sim.method.labels.items():
+        assert counts.tolist() == FED.class_counts[client].tolist()
 
 
-def test_shares_are_of_the_devices_that_came_back_and_labels_that_none_holds_are_not_drawn():
+def test_shares_are_of_the_clients_that_came_back_and_labels_that_none_holds_are_not_drawn():
     layout = layout_of(digits_net(), torch.float64)
     sim = simulate(FedGen, FED, layout, "stacked", options=SMALL, k=3)
     jobs = sim.plan()
     replies = sim.engine.train(jobs)
     sim.absorb([Reply.lost(jobs[0][1], Status.FAILED, "gone"), *replies[1:]])
-    lesson = sim.method.work()
-    counts = FED.class_counts[[hop.device for _, hop in jobs[1:]]]
+    work = sim.method.work()
+    counts = FED.class_counts[[hop.client for _, hop in jobs[1:]]]
     held = counts.sum(0) > 0
     assert not held.all()
-    assert np.allclose(lesson.shares[:, held], counts[:, held] / counts.sum(0)[held])
-    assert torch.equal(lesson.rows, torch.stack([reply.end for reply in replies[1:]]))
-    labels, noise = lesson.drawn()
+    assert np.allclose(work.shares[:, held], counts[:, held] / counts.sum(0)[held])
+    assert torch.equal(work.rows, torch.stack([reply.end for reply in replies[1:]]))
+    labels, noise = work.draw()
     assert set(labels.unique().tolist()) <= set(np.flatnonzero(held))
     assert 0 <= float(noise.min()) < float(noise.max()) < 1
     assert sim.method.work() is None
@@ -139,7 +140,7 @@ def test_shares_are_of_the_devices_that_came_back_and_labels_that_none_holds_are
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"a": -1.0}, "a must be at least 0 and finite, got -1"),
+        ({"a": -1.0}, "a must be at least 0, got -1"),
         ({"generator_batch": 1}, "generator_batch must be at least 2"),
         ({"decay": 1.5}, "decay must be at least 0 and at most 1, got 1.5"),
         ({"hidden": 0}, "hidden must be at least 1"),
@@ -159,7 +160,7 @@ def test_a_net_whose_head_takes_something_else_is_refused():
         def forward(self, x):
             return self.head(torch.relu(self.between(self.features(x))))
 
-    with pytest.raises(SettingError, match=r"net Hidden must give its output as self.head\(self.features\(x\)\)"):
+    with pytest.raises(SettingError, match=r"net Hidden must compute its output as self.head\(self.features\(x\)\)"):
         simulate(FedGen, FED, layout_of(Hidden()))
 
 
@@ -174,16 +175,17 @@ def test_the_weights_decay_to_a_floor_and_zero_stays_zero():
         assert not numbers["a"].any()
 
 
-def test_a_lessons_step_size_decays_and_its_chance_is_the_rounds():
+def test_the_generators_learning_rate_decays_and_each_round_has_its_own_random_stream():
     sim = simulate(FedGen, FED, layout_of(digits_net()), options={**SMALL, "generator_lr_decay": 0.5}, rounds=3)
     given = []
     for round in range(3):
         sim.absorb(sim.engine.train(sim.plan()))
-        given.append(sim.method.lesson)
+        given.append(sim.method.work())
         assert given[-1].lr == pytest.approx(0.01 * 0.5**round)
-        assert given[-1].pupil.steps == 8 * round
+        assert given[-1].target.steps == 8 * round
+        run_server_work([given[-1]])
         sim.record()
-    noise = [lesson.drawn()[1] for lesson in given]
+    noise = [work.draw()[1] for work in given]
     assert not torch.equal(noise[0], noise[1])
 
 

@@ -19,21 +19,21 @@ SIMILARITIES = ("cosine", "L1", "L2")
 
 
 def learnt(samples, k, seed=0, similarity="cosine", took_part=None):
-    """Return a selector that has seen random changes of some of the devices."""
+    """Return a selector that has seen random changes of some of the clients."""
     rng = np.random.default_rng(seed)
     selector = ClusteredSelector(seed, np.asarray(samples), k, similarity)
-    devices = rng.permutation(len(samples))[: len(samples) if took_part is None else took_part]
-    selector.learn({int(d): torch.from_numpy(rng.normal(size=7)) for d in devices})
+    clients = rng.permutation(len(samples))[: len(samples) if took_part is None else took_part]
+    selector.learn({int(d): torch.from_numpy(rng.normal(size=7)) for d in clients})
     return selector
 
 
-def shares(distributions, devices):
-    """Return the mean of the distributions for every device, as exact fractions."""
-    total = [Fraction(0)] * devices
+def shares(distributions, clients):
+    """Return the mean of the distributions for every client, as exact fractions."""
+    total = [Fraction(0)] * clients
     for members, amounts in distributions:
         whole = int(amounts.sum())
-        for device, amount in zip(members, amounts, strict=True):
-            total[device] += Fraction(int(amount), whole) / len(distributions)
+        for client, amount in zip(members, amounts, strict=True):
+            total[client] += Fraction(int(amount), whole) / len(distributions)
     return total
 
 
@@ -45,7 +45,7 @@ def shares(distributions, devices):
     took_part=st.integers(0, 25),
     similarity=st.sampled_from(SIMILARITIES),
 )
-def test_the_mean_of_the_distributions_is_each_devices_share(sizes, pick, seed, took_part, similarity):
+def test_the_mean_of_the_distributions_is_each_clients_share(sizes, pick, seed, took_part, similarity):
     k = min(pick, len(sizes))
     selector = learnt(sizes, k, seed, similarity, took_part)
     found = selector.distributions(round=seed)
@@ -61,7 +61,7 @@ def test_the_mean_of_the_distributions_is_each_devices_share(sizes, pick, seed, 
     k=st.integers(2, 12),
     seed=st.integers(0, 3),
 )
-def test_a_device_that_holds_more_than_a_distribution_fills_those_alone(sizes, heavy, k, seed):
+def test_a_client_that_holds_more_than_a_distribution_fills_those_alone(sizes, heavy, k, seed):
     sizes = [*sizes, heavy * sum(sizes)]
     k = min(k, len(sizes))
     found = learnt(sizes, k, seed).distributions(0)
@@ -101,14 +101,14 @@ def slow(a, b, similarity):
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_the_distance_matrix_against_a_slow_loop_also_when_devices_come_again(similarity):
+def test_the_distance_matrix_against_a_slow_loop_also_when_clients_come_again(similarity):
     rng = np.random.default_rng(3)
     selector = ClusteredSelector(0, np.ones(9, np.int64), 3, similarity)
-    changes = {device: np.zeros(11) for device in range(9)}
-    for devices in ([4, 1], [7, 4, 2], [1], [0, 7]):
-        fresh = {device: rng.normal(size=11) for device in devices}
+    changes = {client: np.zeros(11) for client in range(9)}
+    for clients in ([4, 1], [7, 4, 2], [1], [0, 7]):
+        fresh = {client: rng.normal(size=11) for client in clients}
         changes.update(fresh)
-        selector.learn({device: torch.from_numpy(change) for device, change in fresh.items()})
+        selector.learn({client: torch.from_numpy(change) for client, change in fresh.items()})
         wanted = [[slow(changes[i], changes[j], similarity) for j in range(9)] for i in range(9)]
         assert np.allclose(selector.matrix(), wanted, atol=1e-7)
     assert np.array_equal(selector.matrix(), selector.matrix().T)
@@ -125,7 +125,7 @@ def test_distances_are_the_same_in_pieces(monkeypatch):
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("took_part", [0, 1, 6, 12])
 def test_the_tree_is_wards_over_the_rows_of_the_whole_matrix(similarity, took_part):
-    """Devices that never took part are summed up; the result is what the full matrix gives."""
+    """Clients that never took part are summed up; the result is what the full matrix gives."""
     from scipy.cluster.hierarchy import cophenet, linkage
 
     selector = learnt([3] * 12, 4, 1, similarity, took_part)
@@ -153,8 +153,8 @@ def test_large_federations_do_not_overflow():
     assert shares(found, 4) == [Fraction(int(size), int(sizes.sum())) for size in sizes]
 
 
-def test_similar_devices_are_not_drawn_together():
-    """Two directions of change, equal sizes, K = 2: every round draws one device of each."""
+def test_similar_clients_are_not_drawn_together():
+    """Two directions of change, equal sizes, K = 2: every round draws one client of each."""
     selector = ClusteredSelector(0, np.full(8, 10), 2)
     ways = torch.eye(3).double()
     selector.learn({d: ways[d % 2] + 0.01 * ways[2] * d for d in range(8)})
@@ -170,7 +170,7 @@ def test_draws_follow_the_shares():
     assert (abs(counts - wanted) < 4 * np.sqrt(wanted)).all()
 
 
-def test_devices_count_alike_and_their_changes_are_learnt():
+def test_clients_count_alike_and_their_changes_are_learnt():
     fed = federation([3, 30, 5, 12, 7, 4])
     layout = layout_of(small_net())
     sim = simulate(CluSamp, fed, layout, k=3, rounds=1)
@@ -178,21 +178,21 @@ def test_devices_count_alike_and_their_changes_are_learnt():
     replies = sim.engine.train(jobs)
     sim.absorb(replies)
     assert torch.equal(sim.method.row, weighted_mean(torch.stack([r.end for r in replies]), [1, 1, 1]))
-    devices = [hop.device for _, hop in jobs]
-    assert len(sim.method.selector) == len(set(devices))
-    last = {hop.device: reply.end - hop.start for (_, hop), reply in zip(jobs, replies, strict=True)}
+    clients = [hop.client for _, hop in jobs]
+    assert len(sim.method.selector) == len(set(clients))
+    last = {hop.client: reply.end - hop.start for (_, hop), reply in zip(jobs, replies, strict=True)}
     state = sim.method.state()["selector"]
-    for device, change in zip(state["devices"], state["changes"], strict=True):
-        assert torch.equal(change, last[device])
+    for client, change in zip(state["clients"], state["changes"], strict=True):
+        assert torch.equal(change, last[client])
 
 
-def test_many_devices_are_warned_of_and_too_many_refused():
+def test_many_clients_are_warned_of_and_too_many_refused():
     layout = layout_of(small_net())
     context = Context(0, layout, layout.pack(layout.net), np.ones(5_000, np.int64), 5, 1, lambda round: 0.1)
-    assert "5,000 devices are clustered anew" in CluSamp(context).advice(10)[0]
+    assert "5,000 clients are clustered in every round" in CluSamp(context).advice(10)[0]
     few = simulate(CluSamp, federation([3, 4]), layout, k=2)
     assert few.method.advice(10) == []
-    with pytest.raises(SettingError, match="devices must be at most 20,000 to be clustered"):
+    with pytest.raises(SettingError, match="clients must be at most 20,000 to be clustered"):
         CluSamp(replace(context, samples=np.ones(20_001, np.int64)))
 
 

@@ -2,15 +2,8 @@ import numpy as np
 import pytest
 
 from fedcat.core.errors import SettingError
-from fedcat.methods.selection.base import (
-    SELECTORS,
-    CountTable,
-    FunctionSelector,
-    GroupedSelector,
-    checked,
-    from_part,
-    uniform,
-)
+from fedcat.methods.selection import SELECTORS, FunctionSelector, check_selection, make_selector, uniform
+from fedcat.methods.selection.grouped import CountTable, GroupedSelector
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -18,24 +11,24 @@ st = hypothesis.strategies
 
 @st.composite
 def grouped(draw):
-    devices = draw(st.integers(1, 40))
-    k = draw(st.integers(1, devices))
+    clients = draw(st.integers(1, 40))
+    k = draw(st.integers(1, clients))
     epsilon = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
     period = k * draw(st.integers(1, 3))
-    return GroupedSelector(draw(st.integers(0, 2**63 - 1)), devices, k, epsilon, period)
+    return GroupedSelector(draw(st.integers(0, 2**63 - 1)), clients, k, epsilon, period)
 
 
 @hypothesis.given(grouped(), st.integers(1, 30))
 @hypothesis.settings(max_examples=80, deadline=None)
-def test_every_group_gives_one_device_and_counts_add_up(selector, rounds):
+def test_every_group_gives_one_client_and_counts_add_up(selector, rounds):
     totals = np.zeros(selector.k, int)
     for r in range(rounds):
         groups = selector.groups(r)
-        assert sorted(np.concatenate(groups).tolist()) == list(range(selector.devices))
+        assert sorted(np.concatenate(groups).tolist()) == list(range(selector.clients))
         sizes = [len(g) for g in groups]
         assert max(sizes) - min(sizes) <= 1
         chosen = selector.select(r)
-        assert all(device in group for device, group in zip(chosen, groups, strict=True))
+        assert all(client in group for client, group in zip(chosen, groups, strict=True))
         totals[r % selector.k] += selector.k
         table = selector.table.dense(selector.k)
         assert table.sum(0).tolist() == totals.tolist()
@@ -46,13 +39,13 @@ def test_every_group_gives_one_device_and_counts_add_up(selector, rounds):
 def test_groups_change_only_with_the_period(selector):
     first = [g.tolist() for g in selector.groups(0)]
     assert [g.tolist() for g in selector.groups(selector.period - 1)] == first
-    if selector.devices > 10:
+    if selector.clients > 10:
         assert [sorted(g.tolist()) for g in selector.groups(selector.period)] != [sorted(g) for g in first] or (
-            selector.k in (1, selector.devices)
+            selector.k in (1, selector.clients)
         )
 
 
-def test_the_largest_weight_goes_to_the_device_that_was_chosen_least():
+def test_the_largest_weight_goes_to_the_client_that_was_chosen_least():
     selector = GroupedSelector(0, 12, 1, epsilon=1.0)
     chosen = [int(selector.select(r)[0]) for r in range(24)]
     assert sorted(chosen[:12]) == list(range(12))
@@ -69,7 +62,7 @@ def test_draws_follow_the_weights():
     picked = np.zeros(4)
     for seed in range(4000):
         selector = GroupedSelector(seed, 4, 1, epsilon=0.0)
-        selector.table.restore({"0": {"devices": [2, 3], "counts": [3, 8]}})
+        selector.table.restore({"0": {"clients": [2, 3], "counts": [3, 8]}})
         picked[selector.select(0)[0]] += 1
     weights = np.array([1, 1, 1 / 2, 1 / 3])
     expected = 4000 * weights / weights.sum()
@@ -102,7 +95,7 @@ def test_the_sparse_table_counts_like_a_dense_one():
     table, dense = CountTable(20), np.zeros((20, 4), int)
     for _ in range(100):
         position, chosen = int(rng.integers(4)), rng.choice(20, 6, replace=False)
-        table.bump(position, chosen)
+        table.increment(position, chosen)
         dense[chosen, position] += 1
     assert np.array_equal(table.dense(4), dense)
     assert table.nbytes() == 12 * np.count_nonzero(dense)
@@ -123,16 +116,16 @@ def test_uniform_selection_draws_without_replacement_and_by_round():
     assert len({tuple(r.tolist()) for r in rounds}) == 50
 
 
-def test_selection_by_samples_prefers_large_devices():
+def test_selection_by_samples_prefers_large_clients():
     samples = np.array([1] * 9 + [91])
-    selector = from_part(SELECTORS.get("by-samples"), 0, samples, 1)
+    selector = make_selector(SELECTORS.get("by-samples"), 0, samples, 1)
     assert np.mean([selector.select(r)[0] == 9 for r in range(300)]) == pytest.approx(0.91, abs=0.06)
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ([1, 2], "must name 3 devices"),
+        ([1, 2], "must return 3 clients"),
         ([0.5, 1.0, 2.0], "an array of float64"),
         ([0, 1, 10], r"in 0 \.\. 9, got 0 \.\. 10"),
         ([-1, 1, 2], r"got -1 \.\. 2"),
@@ -140,7 +133,7 @@ def test_selection_by_samples_prefers_large_devices():
 )
 def test_a_users_bad_choice_is_refused(chosen, message):
     with pytest.raises(SettingError, match=message):
-        checked(chosen, 10, 3)
+        check_selection(chosen, 10, 3)
 
 
 def test_a_selector_is_a_function_or_a_class():
@@ -148,6 +141,6 @@ def test_a_selector_is_a_function_or_a_class():
         def __init__(self, seed, samples, k):
             self.k = k
 
-    assert from_part(Mine, 0, np.ones(4, int), 2).k == 2
+    assert make_selector(Mine, 0, np.ones(4, int), 2).k == 2
     with pytest.raises(SettingError, match="selector must be a function or a class, got 3"):
-        from_part(3, 0, np.ones(4, int), 2)
+        make_selector(3, 0, np.ones(4, int), 2)

@@ -21,7 +21,7 @@ from fedcat.core.errors import DataError
 from fedcat.core.files import replacing
 from fedcat.data.files import locations
 from fedcat.data.files.checksum import file_digest
-from fedcat.data.files.notices import tell, working
+from fedcat.data.files.notices import notify, show_status
 
 FORMAT = "1"
 """Counts up when decoding changes, so that older copies are not used."""
@@ -30,14 +30,14 @@ MARKS = "checksums.json"
 
 
 @dataclass(frozen=True)
-class Content:
+class DecodedData:
     """A decoded dataset: arrays by name, and lists of words by name."""
 
     arrays: Mapping[str, NDArray[Any]]
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def content_of(name: str, files: Mapping[str, Path], decode: Callable[[], Content]) -> Content:
+def load_or_decode(name: str, files: Mapping[str, Path], decode: Callable[[], DecodedData]) -> DecodedData:
     """Return a dataset's content: the prepared copy where there is one for these very files, else decoded anew.
 
     Parameters
@@ -57,15 +57,15 @@ def content_of(name: str, files: Mapping[str, Path], decode: Callable[[], Conten
     try:
         if content is None:
             began = time.perf_counter()
-            with working(f"preparing {name}"):
+            with show_status(f"preparing {name}"):
                 content = decode()
                 _check_untouched(files, seen)
                 _write(copy, content)
-            tell(f"prepared {name} in {time.perf_counter() - began:.1f} s, once")
+            notify(f"prepared {name} in {time.perf_counter() - began:.1f} s, once")
         if marks:
             _write_marks(folder, marks)
     except _CacheError as error:
-        tell(f"note: no prepared copy of {name} is kept, {folder} cannot be written: {error}")
+        notify(f"note: no prepared copy of {name} is kept, {folder} cannot be written: {error}")
     assert content is not None
     return content
 
@@ -116,7 +116,7 @@ def _write_marks(folder: Path, fresh: Mapping[str, Any]) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _read(copy: Path) -> Content | None:
+def _read(copy: Path) -> DecodedData | None:
     """Return what a copy holds, or None where there is none or it is damaged."""
     try:
         if not copy.exists():
@@ -126,12 +126,12 @@ def _read(copy: Path) -> Content | None:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if {name: _crc(array) for name, array in arrays.items()} != told["crc32"]:
             return None
-        return Content(arrays, told["words"])
+        return DecodedData(arrays, told["words"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
 
 
-def _write(copy: Path, content: Content) -> None:
+def _write(copy: Path, content: DecodedData) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in content.arrays.items()}
     crc = {name: _crc(array) for name, array in arrays.items()}
     words = {name: list(listed) for name, listed in content.words.items()}

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from fedcat.core.errors import DataError
-from fedcat.data.files.cache import Content
+from fedcat.data.files.cache import DecodedData
 from fedcat.data.files.checksum import Checksum
-from fedcat.data.files.file_layouts import Archive, Files, Globs
+from fedcat.data.files.file_layouts import GlobFiles, NamedFiles, TarArchive
 from fedcat.data.files.formats import Bytes, Writer, read_cifar, read_idx, read_leaf, read_pickled_cifar, read_tff
 from fedcat.data.files.source import Remote, Source
 
@@ -46,17 +46,17 @@ _MNIST_MIRRORS = (
 )
 
 
-def _mnist(files: Named) -> Content:
+def _mnist(files: Named) -> DecodedData:
     arrays = {}
     for part, stem in (("train", "train"), ("test", "t10k")):
         arrays[f"{part}_x"] = read_idx(*files[f"{stem}-images-idx3-ubyte"], 3)[:, None]
         arrays[f"{part}_y"] = read_idx(*files[f"{stem}-labels-idx1-ubyte"], 1)
-    return Content(arrays)
+    return DecodedData(arrays)
 
 
 MNIST = Source(
     name="mnist",
-    forms=[Files(("mnist", "MNIST/raw", "MNIST", "raw", ""), _IDX, _mnist)],
+    forms=[NamedFiles(("mnist", "MNIST/raw", "MNIST", "raw", ""), _IDX, _mnist)],
     folder="mnist",
     remotes=[Remote(name, [m + name for m in _MNIST_MIRRORS], checksum) for name, checksum in _IDX_PACKED.items()],
     by_hand=f"{', '.join(_IDX)} (packed as .gz or not)",
@@ -68,18 +68,18 @@ MNIST = Source(
 
 def _cifar(
     parts: Mapping[str, Sequence[str]], read: Callable[[bytes, str], tuple[Bytes, Bytes]], files: Named
-) -> Content:
+) -> DecodedData:
     arrays = {}
     for part, names in parts.items():
         images, labels = zip(*(read(*files[name]) for name in names), strict=True)
         arrays[f"{part}_x"], arrays[f"{part}_y"] = np.concatenate(images), np.concatenate(labels)
-    return Content(arrays)
+    return DecodedData(arrays)
 
 
 def _cifar_archive(
-    folder: str, names: Iterable[str], read: Callable[[Named], Content]
-) -> Callable[[tarfile.TarFile, str], Content]:
-    def read_archive(archive: tarfile.TarFile, path: str) -> Content:
+    folder: str, names: Iterable[str], read: Callable[[Named], DecodedData]
+) -> Callable[[tarfile.TarFile, str], DecodedData]:
+    def read_archive(archive: tarfile.TarFile, path: str) -> DecodedData:
         files = {}
         for name in names:
             try:
@@ -108,19 +108,19 @@ def _cifar_source(
 ) -> Source:
     """Make a source of the archive `packed`, its `folder` when it is unpacked, or torchvision's folder `python`."""
 
-    def from_binary(files: Named) -> Content:
+    def from_binary(files: Named) -> DecodedData:
         with_suffix = {part: [f"{stem}.bin" for stem in stems] for part, stems in parts.items()}
         return _cifar(with_suffix, lambda content, path: read_cifar(content, path, classes), files)
 
-    def from_python(files: Named) -> Content:
+    def from_python(files: Named) -> DecodedData:
         return _cifar(parts, lambda content, path: read_pickled_cifar(content, path, keys), files)
 
     return Source(
         name=name,
         forms=[
-            Files((folder, f"{name}/{folder}", name, ""), binary, from_binary),
-            Archive((name, "", folder), packed, archive, _cifar_archive(folder, binary, from_binary)),
-            Files((python, f"{name}/{python}"), pickled, from_python),
+            NamedFiles((folder, f"{name}/{folder}", name, ""), binary, from_binary),
+            TarArchive((name, "", folder), packed, archive, _cifar_archive(folder, binary, from_binary)),
+            NamedFiles((python, f"{name}/{python}"), pickled, from_python),
         ],
         folder=name,
         remotes=[Remote(packed, [f"https://www.cs.toronto.edu/~kriz/{packed}"], archive)],
@@ -181,7 +181,7 @@ _H5 = ("fed_emnist_train.h5", "fed_emnist_test.h5")
 _TFF = "fed_emnist.tar.bz2"
 
 
-def _written(train: Iterable[Writer], test: Iterable[Writer]) -> Content:
+def _written(train: Iterable[Writer], test: Iterable[Writer]) -> DecodedData:
     """Put the writers' samples together, writer after writer in the order of their names."""
     parts = {"train": _by_name("training", train), "test": _by_name("test", test)}
     names = sorted({name for part in parts.values() for name in part})
@@ -194,7 +194,7 @@ def _written(train: Iterable[Writer], test: Iterable[Writer]) -> Content:
         arrays[f"{part}_y"] = np.concatenate([writer.y for writer in found])
         sizes = [len(writers[name].y) if name in writers else 0 for name in names]
         arrays[f"{part}_sizes"] = np.array(sizes, dtype=np.int64)
-    return Content(arrays, {"writers": names})
+    return DecodedData(arrays, {"writers": names})
 
 
 def _by_name(part: str, writers: Iterable[Writer]) -> dict[str, Writer]:
@@ -206,7 +206,7 @@ def _by_name(part: str, writers: Iterable[Writer]) -> dict[str, Writer]:
     return found
 
 
-def _from_leaf(files: Mapping[str, Path]) -> Content:
+def _from_leaf(files: Mapping[str, Path]) -> DecodedData:
     def part(name: str) -> Iterable[Writer]:
         for label, path in files.items():
             if label.startswith(name):
@@ -215,12 +215,12 @@ def _from_leaf(files: Mapping[str, Path]) -> Content:
     return _written(part("train"), part("test"))
 
 
-def _from_h5(files: Mapping[str, Path]) -> Content:
+def _from_h5(files: Mapping[str, Path]) -> DecodedData:
     train, test = (files[name] for name in _H5)
     return _written(read_tff(train), read_tff(test))
 
 
-def _from_tff_archive(archive: tarfile.TarFile, path: str) -> Content:
+def _from_tff_archive(archive: tarfile.TarFile, path: str) -> DecodedData:
     with tempfile.TemporaryDirectory(prefix="fedcat-") as folder:
         files = {}
         for member in archive:
@@ -244,13 +244,13 @@ _TFF_CHECKSUM = Checksum("sha256", "fe1ed5a502cea3a952eb105920bff8cffb32836b5173
 FEMNIST = Source(
     name="femnist",
     forms=[
-        Globs(
+        GlobFiles(
             ("femnist", "femnist/data", "leaf/data/femnist/data", "data/femnist/data", "data", ""),
             ("train/*.json", "test/*.json"),
             _from_leaf,
         ),
-        Globs(("femnist", "fed_emnist", "datasets", ""), _H5, _from_h5),
-        Archive(("femnist", ""), _TFF, _TFF_CHECKSUM, _from_tff_archive),
+        GlobFiles(("femnist", "fed_emnist", "datasets", ""), _H5, _from_h5),
+        TarArchive(("femnist", ""), _TFF, _TFF_CHECKSUM, _from_tff_archive),
     ],
     folder="femnist",
     remotes=[Remote(_TFF, [f"https://storage.googleapis.com/tff-datasets-public/{_TFF}"], _TFF_CHECKSUM)],

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from fedcat.data.files.checksum import CHUNK, Checksum
-from fedcat.data.files.notices import tell, transfer
+from fedcat.data.files.notices import notify, show_download
 from fedcat.version import __version__
 
 ATTEMPTS = 4
@@ -96,7 +96,7 @@ def _fetch_from(address: str, part: Path, checksum: Checksum) -> None:
         part.unlink()
         if not before:
             raise DownloadError(f"what {address} gives {wrong}")
-        tell(f"what was there of {address.rpartition('/')[2]} did not fit: downloading it anew")
+        notify(f"what was there of {address.rpartition('/')[2]} did not fit: downloading it anew")
 
 
 def _transfer(address: str, part: Path) -> None:
@@ -126,7 +126,7 @@ def _transfer(address: str, part: Path) -> None:
 
 def _copy(answer: IO[bytes], part: Path, name: str, have: int, total: int | None) -> None:
     """Write what arrives after the first `have` bytes of `part`."""
-    with _writable(part, "ab" if have else "wb") as file, transfer(name, have, total) as advance:
+    with _writable(part, "ab" if have else "wb") as file, show_download(name, have, total) as advance:
         while piece := answer.read(CHUNK):
             try:
                 file.write(piece)
@@ -237,7 +237,7 @@ def _in_turn(target: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not told:
-                    tell(f"another process downloads {target.name}: waiting for it")
+                    notify(f"another process downloads {target.name}: waiting for it")
                 told = True
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:

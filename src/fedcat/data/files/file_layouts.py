@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from fedcat.core.errors import DataError
-from fedcat.data.files.cache import Content
+from fedcat.data.files.cache import DecodedData
 from fedcat.data.files.checksum import Checksum
 
 
-class Form(Protocol):
+class FileLayout(Protocol):
     """One form in which a dataset's files may lie in a folder."""
 
     verified: ClassVar[bool]
@@ -29,13 +29,13 @@ class Form(Protocol):
         """Return which folder under `place` has some of the files, and what it lacks; None where there is no such."""
         ...
 
-    def decode(self, files: Mapping[str, Path]) -> Content:
+    def decode(self, files: Mapping[str, Path]) -> DecodedData:
         """Read and verify the files."""
         ...
 
 
 @dataclass(frozen=True)
-class Files:
+class NamedFiles:
     """Files of fixed names, each with a published checksum of its content; each may be compressed by gzip.
 
     Attributes
@@ -51,7 +51,7 @@ class Files:
     verified: ClassVar[bool] = True
     folders: Sequence[str]
     checksums: Mapping[str, Checksum]
-    read: Callable[[Mapping[str, tuple[bytes, str]]], Content]
+    read: Callable[[Mapping[str, tuple[bytes, str]]], DecodedData]
 
     def find(self, place: Path) -> dict[str, Path] | None:
         """Return the files, all of one folder."""
@@ -69,7 +69,7 @@ class Files:
                 return f"{place / folder} lacks {', '.join(absent)}"
         return None
 
-    def decode(self, files: Mapping[str, Path]) -> Content:
+    def decode(self, files: Mapping[str, Path]) -> DecodedData:
         """Read the files and compare each with its checksum."""
         contents = {}
         for name, path in files.items():
@@ -82,7 +82,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Archive:
+class TarArchive:
     """One compressed tar file with a published checksum of its own.
 
     Attributes
@@ -101,7 +101,7 @@ class Archive:
     folders: Sequence[str]
     name: str
     checksum: Checksum
-    read: Callable[[tarfile.TarFile, str], Content]
+    read: Callable[[tarfile.TarFile, str], DecodedData]
 
     def find(self, place: Path) -> dict[str, Path] | None:
         """Return the archive."""
@@ -115,7 +115,7 @@ class Archive:
         """Return None: one file is there or not."""
         return None
 
-    def decode(self, files: Mapping[str, Path]) -> Content:
+    def decode(self, files: Mapping[str, Path]) -> DecodedData:
         """Verify the archive and read it."""
         path = files[self.name]
         wrong = self.checksum.of_file(path)
@@ -126,7 +126,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Globs:
+class GlobFiles:
     """Files whose names only follow a pattern, and that have no published checksum.
 
     Attributes
@@ -142,7 +142,7 @@ class Globs:
     verified: ClassVar[bool] = False
     folders: Sequence[str]
     patterns: Sequence[str]
-    read: Callable[[Mapping[str, Path]], Content]
+    read: Callable[[Mapping[str, Path]], DecodedData]
 
     def find(self, place: Path) -> dict[str, Path] | None:
         """Return the files, all of one folder."""
@@ -161,7 +161,7 @@ class Globs:
                 return f"{place / folder} lacks {', '.join(absent)}"
         return None
 
-    def decode(self, files: Mapping[str, Path]) -> Content:
+    def decode(self, files: Mapping[str, Path]) -> DecodedData:
         """Read the files."""
         return self.read(files)
 

@@ -23,7 +23,7 @@ def cache() -> Path:
     return base / "fedcat"
 
 
-def expanded(text: str | Path) -> Path:
+def expand_user(text: str | Path) -> Path:
     """Return a path with a leading ~ replaced by the user's folder, where there is such a user."""
     try:
         return Path(text).expanduser()
@@ -52,7 +52,7 @@ def places(data_dir: str | Path | None = None, *, must_exist: bool = True) -> li
     found = []
     for setting, text in named:
         if text:
-            path = expanded(text)
+            path = expand_user(text)
             if must_exist and not path.is_dir():
                 raise DataError(f"{setting} must name a folder that is there, got {text!r}")
             found.append(path)

@@ -13,14 +13,14 @@ def _console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def tell(text: str) -> None:
+def notify(text: str) -> None:
     """Print a line."""
     console = _console()
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
+def show_status(text: str) -> Iterator[None]:
     """Show on a terminal, while the block runs, what is being done."""
     console = _console()
     if not console.is_terminal:
@@ -31,7 +31,7 @@ def working(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def transfer(name: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
+def show_download(name: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show how a download gets on: a bar on a terminal, else one line.
 
     Parameters
@@ -51,7 +51,7 @@ def transfer(name: str, done: int, total: int | None) -> Iterator[Callable[[int]
     console = _console()
     if not console.is_terminal:
         size = "" if total is None else f", {total / 1e6:.1f} MB"
-        tell(f"downloading {name}{size}{f' ({done / 1e6:.1f} MB are there)' if done else ''}")
+        notify(f"downloading {name}{size}{f' ({done / 1e6:.1f} MB are there)' if done else ''}")
         yield lambda count: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

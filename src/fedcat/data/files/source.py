@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcat.core.errors import DataError
-from fedcat.data.files.cache import Content, content_of
+from fedcat.data.files.cache import DecodedData, load_or_decode
 from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.download import DownloadError, fetch
-from fedcat.data.files.file_layouts import Form
+from fedcat.data.files.file_layouts import FileLayout
 from fedcat.data.files.locations import VARIABLE, places
-from fedcat.data.files.notices import tell
+from fedcat.data.files.notices import notify
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Source:
     """
 
     name: str
-    forms: Sequence[Form]
+    forms: Sequence[FileLayout]
     folder: str
     remotes: Sequence[Remote]
     by_hand: str
     before: Callable[[], None] = field(default=lambda: None)
 
-    def find(self, data_dir: str | Path | None = None) -> tuple[Form, dict[str, Path]] | None:
+    def find(self, data_dir: str | Path | None = None) -> tuple[FileLayout, dict[str, Path]] | None:
         """Return the form and the files of this dataset in the first place that has them, or None."""
         for place in places(data_dir):
             for form in self.forms:
@@ -76,7 +76,7 @@ class Source:
                     return form, files
         return None
 
-    def get(self, data_dir: str | Path | None = None) -> tuple[Form, dict[str, Path]]:
+    def get(self, data_dir: str | Path | None = None) -> tuple[FileLayout, dict[str, Path]]:
         """Return the form and the files of this dataset, downloaded where they are nowhere."""
         found = self.find(data_dir)
         if found is not None:
@@ -85,7 +85,7 @@ class Source:
         gaps = self._gaps(looked)
         try:
             if gaps:
-                tell(f"note: {gaps}")
+                notify(f"note: {gaps}")
             self.before()
             for remote in self.remotes:
                 fetch(remote.addresses, looked[0] / self.folder / remote.name, remote.checksum)
@@ -103,13 +103,13 @@ class Source:
             raise DataError(f"dataset {self.name!r} was downloaded to {looked[0] / self.folder} but is not there now")
         return found
 
-    def content(self, data_dir: str | Path | None = None) -> Content:
+    def content(self, data_dir: str | Path | None = None) -> DecodedData:
         """Return the decoded dataset; downloaded where it is nowhere, kept prepared for the next time."""
         form, files = self.get(data_dir)
         with _readable():
-            return content_of(self.name, files, lambda: self._decoded(form, files))
+            return load_or_decode(self.name, files, lambda: self._decoded(form, files))
 
-    def _decoded(self, form: Form, files: Mapping[str, Path]) -> Content:
+    def _decoded(self, form: FileLayout, files: Mapping[str, Path]) -> DecodedData:
         try:
             return form.decode(files)
         except DataError as error:

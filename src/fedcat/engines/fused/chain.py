@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
-from fedcat.models.nets import CentreCrop, Net
+from fedcat.models.nets import CenterCrop, Net
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def chain_of(layout: Layout, pool: Pool) -> Chain | str:
 
 
 def _read(layout: Layout, shape: tuple[int, ...]) -> Chain:
-    if layout.buffers or layout.beside(layout.net):
+    if layout.buffers or layout.outside(layout.net):
         raise Unknown("it has buffers or frozen parameters")
     places = {id(p): slot.start for slot, p in zip(layout.parameters, layout.net.parameters(), strict=True)}
     reader = _Reader(shape, places)
@@ -144,7 +144,7 @@ class _Reader:
         """Take one more layer in."""
         name = type(layer).__name__
         method = getattr(self, f"_{name.lower()}", None)
-        known = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.LocalResponseNorm, nn.Flatten, nn.Linear, nn.Identity, CentreCrop)
+        known = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.LocalResponseNorm, nn.Flatten, nn.Linear, nn.Identity, CenterCrop)
         if method is None or type(layer) not in known:
             raise Unknown(f"its layer {name} is none of those that have kernels of their own")
         method(layer)
@@ -152,7 +152,7 @@ class _Reader:
     def _identity(self, layer: nn.Identity) -> None:
         pass
 
-    def _centrecrop(self, layer: CentreCrop) -> None:
+    def _centercrop(self, layer: CenterCrop) -> None:
         if self.spatial or self.shape != self.stored or len(self.shape) != 3 or min(self.shape[1:]) < layer.size:
             raise Unknown("it crops elsewhere than at the beginning")
         self.corner = ((self.shape[1] - layer.size) // 2, (self.shape[2] - layer.size) // 2)

@@ -148,7 +148,7 @@ class Program:
 def _affine(pool: Pool) -> tuple[Tensor, Tensor]:
     """Return by what the stored numbers are multiplied, and what is added, by channel."""
     channels = pool.shape[0]
-    how = pool.normalise
+    how = pool.normalize
     scale, mean, std = (1.0, (0.0,), (1.0,)) if how is None else (how.scale, how.mean, how.std)
     means, stds = (torch.tensor(values, dtype=torch.float64).expand(channels) for values in (mean, std))
     device = pool.x.device

@@ -9,13 +9,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fedcat.core.precision import arithmetic
+from fedcat.core.precision import precision_context
 from fedcat.data.pool import Pool
 from fedcat.engines.fused.chain import Chain, chain_of
 from fedcat.engines.rows import Rows
 from fedcat.engines.vmapped import Vmapped
 from fedcat.models.layout import Layout
-from fedcat.protocol.local_rule import LocalRule, Task
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.task import Task
 
 LIMITS = {"fp32": 0.02, "tf32": 0.2, "bf16": 0.4}
 """By how much each tensor's gradient may differ from autograd's in float32, relative to its norm, and the loss. Where
@@ -90,7 +91,7 @@ def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: s
         else:
             beside = {"start": row.new_empty(2, 0), "sent": {}, "memory": {}}
             program = Vmapped(layout, pool, LocalRule(), rows, beside, {}, "fp32")
-            with arithmetic():
+            with precision_context():
                 program.gradients(0, 2)
         found.append({**layout.parameter_views(rows.g.clone()), "loss": program.losses.sum(1)})
     fused, plain = found

@@ -1,4 +1,8 @@
-"""A generator of a net's features for given labels: a model that is a row, trained for several simulations at once."""
+"""FedGen's generator: a net that makes features for given labels, its losses and its optimizer.
+
+The generator is a row, like every model here, and several runs train theirs at once, so that everything works on rows
+with leading dimensions.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 EPSILON = 1e-5
-"""What batch normalisation adds to a variance."""
+"""What batch normalization adds to a variance."""
 KEEP = 0.9
-"""The share of a running statistic that stays when a batch comes in."""
+"""The share of a running statistic that is kept when a batch comes in."""
 
 
 @dataclass(frozen=True)
-class GeneratorForm:
+class Generator:
     """[noise ; one-hot label] -> Linear(hidden) -> BatchNorm -> ReLU -> Linear(latent), on rows.
 
-    A row is ``[parameters | running mean | running variance]``. Rows may have leading dimensions, the same that the
-    inputs [..., B, noise + classes] have.
+    A row is ``[parameters | running mean | running variance]``. Rows may have leading dimensions; the inputs
+    [..., B, noise + classes] then have the same.
     """
 
     noise: int
@@ -52,25 +56,25 @@ class GeneratorForm:
         return self.parameters + 2 * self.hidden
 
     def initial(self) -> Tensor:
-        """Return a row as PyTorch initialises such a net, by its generator as it is, in float32."""
+        """Return a row as PyTorch initializes such a net, drawn from its current random state, in float32."""
         first, last = nn.Linear(self.noise + self.classes, self.hidden), nn.Linear(self.hidden, self.latent)
         ones, zeros = torch.ones(self.hidden), torch.zeros(self.hidden)
         parts = (first.weight, first.bias, ones, zeros, last.weight, last.bias, zeros, ones)
         return torch.cat([part.detach().reshape(-1) for part in parts])
 
     def inputs(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Return what the generator takes for noise [..., B, noise] and labels [..., B]."""
+        """Return the generator's inputs for noise [..., B, noise] and labels [..., B]."""
         one_hot = torch.eye(self.classes, dtype=noise.dtype, device=noise.device)[labels]
         return torch.cat([noise, one_hot], -1)
 
-    def evaluated(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """Return features [..., B, latent], normalised by the running statistics."""
+    def generate(self, rows: Tensor, inputs: Tensor) -> Tensor:
+        """Return features [..., B, latent], normalized by the running statistics."""
         p = self._views(rows)
         mean, variance = torch.split(rows[..., self.parameters :], self.hidden, -1)
         return self._after(p, self._before(p, inputs), mean, variance)
 
-    def trained(self, parameters: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features normalised by the batch, and the batch's mean and unbiased variance, [..., 2 * hidden]."""
+    def generate_in_training(self, parameters: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features normalized by the batch, and the batch's mean and unbiased variance, [..., 2 * hidden]."""
         p = self._views(parameters)
         h = self._before(p, inputs)
         variance, mean = torch.var_mean(h, -2, correction=0)
@@ -96,30 +100,35 @@ class GeneratorForm:
         return views
 
 
-def generator_loss(features: Tensor, logits: Tensor, labels: Tensor, weights: Tensor, far_noise: Tensor) -> Tensor:
-    """Return the two terms of the loss of each simulation's generator, [2, S].
+def teacher_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Return sum_k mean(weights_k * CE_k), [S]: how far the clients' heads are from the labels of generated features.
 
-    The first is the devices' cross entropy on what it made, sum_k mean(weights_k * CE_k); the second the likeness
-    exp(-mean(far_noise * far)) of what it makes of different noise, far being the mean absolute difference of two
-    samples' features.
+    Parameters
+    ----------
+    logits : Tensor
+        What the clients' heads make of the features, [S, K, B, classes].
+    labels : Tensor
+        The labels that the features were generated for, [S, B].
+    weights : Tensor
+        The weight of each client for each sample, [S, K, B].
+    """
+    wanted = labels[:, None, :, None].expand(*logits.shape[:-1], 1)
+    losses = -functional.log_softmax(logits, -1).gather(-1, wanted).squeeze(-1)
+    return (weights * losses).mean(-1).sum(-1)
+
+
+def diversity_loss(features: Tensor, distances: Tensor) -> Tensor:
+    """Return exp(-mean(distances * |f_i - f_j|)), [S], which is small if different noise gives different features.
 
     Parameters
     ----------
     features : Tensor
-        What the generators made, [S, B, latent].
-    logits : Tensor
-        What the devices' last layers take it for, [S, K, B, classes].
-    labels : Tensor
-        What it was to be, [S, B].
-    weights : Tensor
-        How much each device counts in each sample, [S, K, B].
-    far_noise : Tensor
+        Generated features, [S, B, latent]; |f_i - f_j| is the mean absolute difference of two of them.
+    distances : Tensor
         How far apart the samples' noise was, see `noise_distances`, [S, B, B].
     """
-    wanted = labels[:, None, :, None].expand(*logits.shape[:-1], 1)
-    losses = -functional.log_softmax(logits, -1).gather(-1, wanted).squeeze(-1)
-    far = torch.cdist(features, features, p=1.0) / features.shape[-1]
-    return torch.stack([(weights * losses).mean(-1).sum(-1), torch.exp(-(far_noise * far).mean((-2, -1)))])
+    apart = torch.cdist(features, features, p=1.0) / features.shape[-1]
+    return torch.exp(-(distances * apart).mean((-2, -1)))
 
 
 def noise_distances(noise: Tensor) -> Tensor:
@@ -128,31 +137,31 @@ def noise_distances(noise: Tensor) -> Tensor:
 
 
 class RowAdam:
-    """Adam with weight decay in the gradient, on rows [S, P], each with its own step size and its own age.
+    """Adam with weight decay in the gradient, on rows [S, P], each with its own learning rate and step count.
 
     Parameters
     ----------
     m, v : Tensor
         The running means of gradients and of their squares, [S, P].
-    ages : sequence of int
+    steps : sequence of int
         How many steps each row has taken.
     lr : Tensor
-        Step sizes, [S, 1].
+        Learning rates, [S, 1].
     decay : float
         The weight decay.
     """
 
     BETAS = (0.9, 0.999)
 
-    def __init__(self, m: Tensor, v: Tensor, ages: Sequence[int], lr: Tensor, decay: float) -> None:
-        self.m, self.v, self.ages, self.lr, self.decay = m, v, list(ages), lr, decay
+    def __init__(self, m: Tensor, v: Tensor, steps: Sequence[int], lr: Tensor, decay: float) -> None:
+        self.m, self.v, self.steps, self.lr, self.decay = m, v, list(steps), lr, decay
 
     def step(self, p: Tensor, g: Tensor) -> Tensor:
         """Return the parameters after a step along the gradients `g`."""
         b, c = self.BETAS
         g = g.add(p, alpha=self.decay)
-        self.ages = [age + 1 for age in self.ages]
+        self.steps = [count + 1 for count in self.steps]
         self.m = self.m * b + g * (1 - b)
         self.v = self.v * c + g.square() * (1 - c)
-        first, second = (p.new_tensor([[1 - beta**age] for age in self.ages]) for beta in (b, c))
+        first, second = (p.new_tensor([[1 - beta**count] for count in self.steps]) for beta in (b, c))
         return p - self.lr / first * self.m / (self.v.sqrt() / second.sqrt() + 1e-8)

@@ -1,4 +1,4 @@
-"""Trains generators on the server, those of several simulations at once."""
+"""Training of FedGen's generators on the server, those of several runs at once."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedcat.core.precision import arithmetic
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.precision import precision_context
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.methods.base import ServerWork
-from fedcat.methods.fedgen.generator import KEEP, GeneratorForm, RowAdam, generator_loss, noise_distances
-from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Tensors
+from fedcat.methods.fedgen.generator import KEEP, Generator, RowAdam, diversity_loss, noise_distances, teacher_loss
+from fedcat.models.layout import Layout, Tensors
 
 TRIED = (2, 3, 7, 33)
-"""Widths that are tried: wider than a vector register, since kernels treat what is left over in another way."""
+"""Numbers of generators that are tried: some exceed a vector register, since kernels treat remainders differently."""
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOptions:
     """How a generator is trained.
 
     Attributes
     ----------
     batch, steps : int
-        Generated samples in a batch, and batches in a lesson.
+        Generated samples per batch, and batches per round.
     weight_decay : float
         Of Adam.
     teacher, diversity : float
-        The weights of the two terms of `generator_loss`.
+        The weights of the teacher loss and of the diversity loss.
     """
 
     batch: int
@@ -44,57 +43,57 @@ class Training:
     diversity: float
 
 
-class Pupil:
-    """A generator's row, and its Adam's.
+class GeneratorState:
+    """A generator's row and the state of its Adam.
 
     Parameters
     ----------
-    form : GeneratorForm
+    generator : Generator
         What the row means.
     row : Tensor
-        The row to begin with.
+        The initial row.
     """
 
-    def __init__(self, form: GeneratorForm, row: Tensor) -> None:
-        self.form, self.row = form, row
-        self.m = self.v = row.new_zeros(form.parameters)
+    def __init__(self, generator: Generator, row: Tensor) -> None:
+        self.generator, self.row = generator, row
+        self.m = self.v = row.new_zeros(generator.parameters)
         self.steps = 0
 
     def state(self) -> dict[str, Any]:
-        """Return the rows and how many steps were taken."""
+        """Return the rows and the number of steps taken."""
         return {"row": self.row, "m": self.m, "v": self.v, "steps": self.steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore from `state`."""
         self.row, self.m, self.v, self.steps = (state[name] for name in ("row", "m", "v", "steps"))
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson(ServerWork):
-    """What a generator is to learn from the last layers of the models that a round's devices sent back.
+class GeneratorTraining(ServerWork):
+    """One round's training of a generator against the heads of the models that the clients sent back.
 
     Attributes
     ----------
-    pupil : Pupil
-        Who learns.
-    how : Training
+    target : GeneratorState
+        What is trained.
+    options : TrainingOptions
         How.
     lr : float
-        The step size.
+        The learning rate.
     layout : Layout
-        The devices' net.
+        The clients' net.
     rows : Tensor
-        The devices' models, [K, D].
+        The clients' models, [K, D].
     shares : Tensor
-        Each device's share of each label among them, [K, classes].
+        Each client's share of each label among them, [K, classes].
     seed, round : int
-        The address of the lesson's chance.
+        Where the training's random numbers come from.
     exact : bool
-        Whether no bit may depend on how many generators learn at once.
+        Whether no bit may depend on how many generators are trained at once.
     """
 
-    pupil: Pupil
-    how: Training
+    target: GeneratorState
+    options: TrainingOptions
     lr: float
     layout: Layout
     rows: Tensor
@@ -104,62 +103,63 @@ class Lesson(ServerWork):
     exact: bool
 
     def key(self) -> Hashable:
-        """Return what lessons share that can be given as one."""
-        alone = id(self) if self.exact and not _width_is_free(self) else None
-        return id(self.layout), self.pupil.form, self.how, len(self.rows), self.exact, alone
+        """Return what trainings that can run at once have in common."""
+        alone = id(self) if self.exact and not _any_number(self) else None
+        return id(self.layout), self.target.generator, self.options, len(self.rows), self.exact, alone
 
-    def run(self, works: Sequence[Lesson]) -> None:
-        """Give all lessons at once; a lone one is doubled where that keeps its bits those that it has in company."""
-        lone = self.exact and len(works) == 1 and _width_is_free(self)
-        for lesson, taught in zip(works, _teach([*works, *works] if lone else works), strict=False):
-            lesson.pupil.restore(taught.state())
+    def run(self, works: Sequence[GeneratorTraining]) -> None:
+        """Train all generators at once; a single one is doubled if that gives it the bits that it has in company."""
+        single = self.exact and len(works) == 1 and _any_number(self)
+        for work, trained in zip(works, _train([*works, *works] if single else works), strict=False):
+            work.target.restore(trained.state())
 
-    def drawn(self) -> tuple[Tensor, Tensor]:
-        """Return the labels [steps, B] and the noise [steps, B, noise]; labels that no device holds are not drawn."""
-        rng = chance(self.seed, Purpose.SERVER, self.round)
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Return the labels [steps, B] and the noise [steps, B, noise]; labels that no client holds are not drawn."""
+        rng = random_stream(self.seed, Purpose.SERVER, self.round)
         held = np.flatnonzero(self.shares.sum(0).cpu().numpy() > 0)
-        size = (self.how.steps, self.how.batch)
+        size = (self.options.steps, self.options.batch)
         labels = torch.from_numpy(rng.choice(held, size=size))
-        noise = torch.from_numpy(rng.random((*size, self.pupil.form.noise), dtype=np.float32))
+        noise = torch.from_numpy(rng.random((*size, self.target.generator.noise), dtype=np.float32))
         return labels.to(self.rows.device), noise.to(self.rows)
 
 
-def _teach(lessons: Sequence[Lesson]) -> list[Pupil]:
-    """Return the pupils as they are after their lessons, which have one key."""
-    form, how, layout = lessons[0].pupil.form, lessons[0].how, lessons[0].layout
-    pupils = [lesson.pupil for lesson in lessons]
-    rows, m, v = (torch.stack([getattr(pupil, name) for pupil in pupils]) for name in ("row", "m", "v"))
-    p, running = rows[:, : form.parameters], rows[:, form.parameters :]
-    lr = rows.new_tensor([[lesson.lr] for lesson in lessons])
-    adam = RowAdam(m, v, [pupil.steps for pupil in pupils], lr, how.weight_decay)
-    shares = torch.stack([lesson.shares for lesson in lessons])
-    heads = _Heads(layout, [lesson.rows for lesson in lessons])
-    labels, noise = (torch.stack(part) for part in zip(*(lesson.drawn() for lesson in lessons), strict=True))
+def _train(works: Sequence[GeneratorTraining]) -> list[GeneratorState]:
+    """Return the generators after training; all works have the same key."""
+    generator, options, layout = works[0].target.generator, works[0].options, works[0].layout
+    targets = [work.target for work in works]
+    rows, m, v = (torch.stack([getattr(target, name) for target in targets]) for name in ("row", "m", "v"))
+    p, running = rows[:, : generator.parameters], rows[:, generator.parameters :]
+    lr = rows.new_tensor([[work.lr] for work in works])
+    adam = RowAdam(m, v, [target.steps for target in targets], lr, options.weight_decay)
+    shares = torch.stack([work.shares for work in works])
+    heads = _Heads(layout, [work.rows for work in works])
+    labels, noise = (torch.stack(part) for part in zip(*(work.draw() for work in works), strict=True))
     layout.net.eval()
-    with arithmetic():
-        inputs, far = form.inputs(noise, labels), noise_distances(noise)
+    with precision_context():
+        inputs, distances = generator.inputs(noise, labels), noise_distances(noise)
         places = labels[:, :, None].expand(-1, -1, shares.shape[1], -1)
-        weights = shares[:, None].expand(-1, how.steps, -1, -1).gather(-1, places)
-        terms = rows.new_tensor([[how.teacher], [how.diversity]])
-        for step in range(how.steps):
+        weights = shares[:, None].expand(-1, options.steps, -1, -1).gather(-1, places)
+        terms = rows.new_tensor([[options.teacher], [options.diversity]])
+        for step in range(options.steps):
             leaf = p.detach().requires_grad_()
-            features, statistics = form.trained(leaf, inputs[:, step])
-            losses = generator_loss(features, heads(features), labels[:, step], weights[:, step], far[:, step])
-            (slope,) = torch.autograd.grad((terms * losses).sum(), leaf)
-            p = adam.step(p, slope)
+            features, statistics = generator.generate_in_training(leaf, inputs[:, step])
+            teacher = teacher_loss(heads(features), labels[:, step], weights[:, step])
+            diversity = diversity_loss(features, distances[:, step])
+            (gradient,) = torch.autograd.grad((terms * torch.stack([teacher, diversity])).sum(), leaf)
+            p = adam.step(p, gradient)
             running = KEEP * running + (1 - KEEP) * statistics
-    taught = []
-    for i, pupil in enumerate(pupils):
-        after = Pupil(form, torch.cat([p[i], running[i]]))
-        after.m, after.v, after.steps = adam.m[i].clone(), adam.v[i].clone(), pupil.steps + how.steps
-        taught.append(after)
-    return taught
+    trained = []
+    for i, target in enumerate(targets):
+        after = GeneratorState(generator, torch.cat([p[i], running[i]]))
+        after.m, after.v, after.steps = adam.m[i].clone(), adam.v[i].clone(), target.steps + options.steps
+        trained.append(after)
+    return trained
 
 
 class _Heads:
-    """The last layers of the devices' models, [K, D] for each simulation, stacked.
+    """The last layers of the clients' models, [K, D] for each run, stacked.
 
-    Of a plain linear layer only its weights are stacked, and it is one product of matrices.
+    If the head is a plain linear layer, only its weights are stacked, and it is one matrix product.
     """
 
     def __init__(self, layout: Layout, rows: Sequence[Tensor]) -> None:
@@ -187,23 +187,25 @@ class _Heads:
         return self.layout.bind(parameters, buffers).head(features)
 
 
-_free: WeakKeyDictionary[Layout, dict[Hashable, bool]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Layout, dict[Hashable, bool]] = WeakKeyDictionary()
 
 
-def _width_is_free(lesson: Lesson) -> bool:
-    """Tell whether a generator learns the same bits beside any number of others, two at least.
+def _any_number(work: GeneratorTraining) -> bool:
+    """Tell whether a generator trains to the same bits beside any number of others, if there is at least one.
 
-    On a CPU that is tried on the lesson itself; on a GPU it is not to be had.
+    On a CPU this is tried with the training itself; on a GPU it does not hold.
     """
-    if lesson.rows.device.type != "cpu":
+    if work.rows.device.type != "cpu":
         return False
-    key = (lesson.pupil.form, lesson.how, len(lesson.rows), lesson.rows.dtype, torch.get_num_threads())
-    known = _free.setdefault(lesson.layout, {})
+    key = (work.target.generator, work.options, len(work.rows), work.rows.dtype, torch.get_num_threads())
+    known = _found.setdefault(work.layout, {})
     if key not in known:
-        short = replace(lesson, how=replace(lesson.how, steps=min(2, lesson.how.steps)))
+        short = replace(work, options=replace(work.options, steps=min(2, work.options.steps)))
         many = [replace(short, seed=seed) for seed in range(max(TRIED))]
-        whole = _teach(many)
+        all_at_once = _train(many)
         known[key] = all(
-            torch.equal(a.row, b.row) for width in TRIED[:-1] for a, b in zip(_teach(many[:width]), whole, strict=False)
+            torch.equal(a.row, b.row)
+            for count in TRIED[:-1]
+            for a, b in zip(_train(many[:count]), all_at_once, strict=False)
         )
     return known[key]

@@ -1,4 +1,4 @@
-"""Selection by clusters of devices whose models moved alike (Fraboni et al. 2021, algorithm 2)."""
+"""Selection by clusters of clients whose models moved alike (Fraboni et al. 2021, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.core.errors import SettingError, unknown
-from fedcat.core.rng import Purpose, chance
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.core.rng import Purpose, random_stream
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Distribution = tuple[Ints, Ints]
-"""Devices, and how much of the whole each of them has: whole numbers that add up to the number of all samples."""
+"""Clients, and how much of the whole each of them has: whole numbers that add up to the number of all samples."""
 
 SIMILARITIES = ("cosine", "L1", "L2")
 CHUNK = 2**25
@@ -26,33 +26,33 @@ CHUNK = 2**25
 FINE = 500
 """Rows up to which their distances are computed as differences; beyond it as products, which are faster."""
 MOST = 20_000
-"""Devices beyond which clustering all of them in every round is refused."""
+"""Clients beyond which clustering all of them in every round is refused."""
 
 
 class ClusteredSelector:
-    """Draws one device from each of K distributions over clusters of similar devices.
+    """Draws one client from each of K distributions over clusters of similar clients.
 
-    Devices are compared by their last changes of the model; one that has never taken part has not changed it. The mean
-    of the K distributions is each device's share of the samples, exactly.
+    Clients are compared by their last changes of the model; one that has never taken part has not changed it. The mean
+    of the K distributions is each client's share of the samples, exactly.
 
     Parameters
     ----------
     seed : int
         The simulation's seed.
     samples : numpy.ndarray
-        How many samples each device holds.
+        How many samples each client holds.
     k : int
-        Devices in a round.
+        Clients in a round.
     similarity : str
         One of `SIMILARITIES`.
     """
 
     def __init__(self, seed: int, samples: Ints, k: int, similarity: str = "cosine") -> None:
         if similarity not in SIMILARITIES:
-            raise unknown("similarity", similarity, SIMILARITIES)
+            raise unknown_name("similarity", similarity, SIMILARITIES)
         if len(samples) > MOST:
             raise SettingError(
-                f"devices must be at most {MOST:,} to be clustered by similarity, whose time grows with their cube, "
+                f"clients must be at most {MOST:,} to be clustered by similarity, whose time grows with their cube, "
                 f"got {len(samples):,}"
             )
         self.seed, self.samples, self.k, self.similarity = seed, samples.astype(np.int64), k, similarity
@@ -61,16 +61,16 @@ class ClusteredSelector:
         self._sizes: Floats = np.zeros(0)
 
     def __len__(self) -> int:
-        """Return how many devices have taken part."""
+        """Return how many clients have taken part."""
         return len(self._changes)
 
     def learn(self, changes: Mapping[int, Tensor]) -> None:
-        """Note how devices have changed the parameters, [P] each; all distances to them are computed anew."""
+        """Note how clients have changed the parameters, [P] each; all distances to them are computed anew."""
         if not changes:
             return
-        self._changes.update({device: change.clone() for device, change in changes.items()})
-        place = {device: position for position, device in enumerate(self._changes)}
-        where = [place[device] for device in changes]
+        self._changes.update({client: change.clone() for client, change in changes.items()})
+        place = {client: position for position, client in enumerate(self._changes)}
+        where = [place[client] for client in changes]
         rows = torch.stack(list(changes.values()))
         found = distances(rows, list(self._changes.values()), self.similarity)
         found[np.arange(len(where)), where] = 0.0
@@ -82,18 +82,18 @@ class ClusteredSelector:
         self._sizes[where] = distances(rows, [torch.zeros_like(rows[0])], self.similarity)[:, 0]
 
     def matrix(self) -> Floats:
-        """Return the distances between all devices, [N, N]."""
+        """Return the distances between all clients, [N, N]."""
         place = self._places()
         return self._bordered()[np.ix_(place, place)]
 
     def _places(self) -> Ints:
-        """Return where each device stands among those that took part; the others are one after the last."""
+        """Return where each client stands among those that took part; the others are one after the last."""
         place = np.full(len(self.samples), len(self._changes))
         place[list(self._changes)] = np.arange(len(self._changes))
         return place
 
     def _bordered(self) -> Floats:
-        """Return the distances between the devices that took part, with one that has not as the last."""
+        """Return the distances between the clients that took part, with one that has not as the last."""
         border = np.zeros((len(self._sizes) + 1,) * 2)
         border[:-1, :-1] = self._distances
         border[:-1, -1] = border[-1, :-1] = self._sizes
@@ -102,7 +102,7 @@ class ClusteredSelector:
     def tree(self) -> Ints:
         """Return Ward's linkage over the rows of the distance matrix: which two nodes each merger joins, [N - 1, 2].
 
-        Devices that have not taken part have equal rows and are equal columns, which are added up.
+        Clients that have not taken part have equal rows and are equal columns, which are added up.
         """
         from scipy.cluster.hierarchy import linkage
 
@@ -120,22 +120,22 @@ class ClusteredSelector:
 
     def distributions(self, round: int) -> list[Distribution]:
         """Return the K distributions of a round."""
-        return fill(self.samples, self.k, self.tree(), chance(self.seed, Purpose.GROUP, round))
+        return fill(self.samples, self.k, self.tree(), random_stream(self.seed, Purpose.GROUP, round))
 
     def select(self, round: int) -> Ints:
-        """Return one device from each distribution; one may be drawn twice."""
-        rng = chance(self.seed, Purpose.SELECT, round)
+        """Return one client from each distribution; one may be drawn twice."""
+        rng = random_stream(self.seed, Purpose.SELECT, round)
         picks = rng.integers(self.samples.sum(), size=self.k)
         chosen = [
-            devices[np.searchsorted(np.cumsum(amounts), pick, side="right")]
-            for (devices, amounts), pick in zip(self.distributions(round), picks, strict=True)
+            clients[np.searchsorted(np.cumsum(amounts), pick, side="right")]
+            for (clients, amounts), pick in zip(self.distributions(round), picks, strict=True)
         ]
         return np.array(chosen, np.int64)
 
     def state(self) -> dict[str, Any]:
-        """Return the changes of the devices that took part, and their distances."""
+        """Return the changes of the clients that took part, and their distances."""
         return {
-            "devices": list(self._changes),
+            "clients": list(self._changes),
             "changes": list(self._changes.values()),
             "distances": self._distances.copy(),
             "sizes": self._sizes.copy(),
@@ -143,7 +143,7 @@ class ClusteredSelector:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self._changes = dict(zip(state["devices"], state["changes"], strict=True))
+        self._changes = dict(zip(state["clients"], state["changes"], strict=True))
         self._distances, self._sizes = np.array(state["distances"]), np.array(state["sizes"])
 
 
@@ -170,7 +170,7 @@ def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:
 
 
 def cut(tree: Ints, weights: Ints, most: int) -> list[Ints]:
-    """Return the largest subtrees that weigh at most `most`, as arrays of devices."""
+    """Return the largest subtrees that weigh at most `most`, as arrays of clients."""
     count = len(weights)
     total = np.concatenate([weights, np.zeros(len(tree), np.int64)])
     for node, (left, right) in enumerate(tree, start=count):
@@ -194,11 +194,11 @@ def cut(tree: Ints, weights: Ints, most: int) -> list[Ints]:
 
 
 def fill(samples: Ints, k: int, tree: Ints, rng: np.random.Generator) -> list[Distribution]:
-    """Return K distributions whose mean is each device's share of the samples.
+    """Return K distributions whose mean is each client's share of the samples.
 
-    All amounts are whole numbers: device i has k * samples[i] to give away, each distribution takes samples.sum(). A
-    device that has enough for whole distributions fills those alone. The heaviest clusters then begin one distribution
-    each; the devices of the others fill them up, and may be split over several.
+    All amounts are whole numbers: client i has k * samples[i] to give away, each distribution takes samples.sum(). A
+    client that has enough for whole distributions fills those alone. The heaviest clusters then begin one distribution
+    each; the clients of the others fill them up, and may be split over several.
     """
     total = int(samples.sum())
     alone, rest = np.divmod(k * samples, total)

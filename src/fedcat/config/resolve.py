@@ -1,0 +1,282 @@
+"""The one road from what a user gives to checked settings.
+
+The layers, from the lowest: the general defaults, the dataset's defaults, a settings file, and what was given by flags
+or in Python. A preset lies directly below the layer that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fedcat.config.layers import displaced, flat, overlay
+from fedcat.config.presets import preset
+from fedcat.config.settings import Settings, value_type
+from fedcat.config.toml import read_toml
+from fedcat.core.device import find_device
+from fedcat.core.errors import DataError, SettingError, unknown_name
+from fedcat.core.options import Typed, check_options, options, plain_values, storable_options
+from fedcat.core.registry import Registry, import_path, label_of
+from fedcat.data.dataset import DATASETS, NATURAL, RESERVED, Dataset, dataset_arguments, make_dataset
+from fedcat.data.federation import Federation
+from fedcat.data.files.locations import expand_user
+from fedcat.data.partitions import PARTITIONS
+from fedcat.methods import METHODS, declared
+from fedcat.methods.selection import SELECTORS
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.models.nets import NETS
+
+GIVEN = "given"
+"""The partition of a federation that the user divided."""
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "method": METHODS,
+    "dataset": DATASETS,
+    "net": NETS,
+    "partition": PARTITIONS,
+    "selector": SELECTORS,
+    "server_optimizer": SERVER_OPTIMIZERS,
+}
+"""Settings that name a part; the part may also be given as an object."""
+
+RENAMED = {"devices": "clients", "per_device": "per_client", "server": "server_optimizer"}
+"""Former names of settings."""
+
+PLAIN = (str, int, float, list, dict, type(None))
+"""Types of what a settings file can hold; anything else is an object."""
+
+Loader = Callable[[Any, str, Mapping[str, Any]], "Dataset | Federation"]
+"""Makes a dataset: (factory, name, arguments)."""
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """The settings of a file as a layer, and the file's name."""
+
+    name: str = ""
+    layer: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path | None) -> SettingsFile:
+        """Read a file; without a path, return an empty layer."""
+        if path is None:
+            return cls()
+        stored = read_toml(Path(path))
+        try:
+            return cls(str(path), as_layer(stored))
+        except SettingError as error:
+            raise SettingError(f"settings file {str(path)!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a run is made of.
+
+    Attributes
+    ----------
+    settings : Settings
+        Checked, with every default filled in. Objects that were given stand in it by their names.
+    parts : mapping
+        The parts that the settings name, by setting; None where none is named.
+    data : Dataset or Federation
+        The data.
+    notes : tuple of str
+        Lines that the user should read.
+    """
+
+    settings: Settings
+    parts: Mapping[str, Any]
+    data: Dataset | Federation
+    notes: tuple[str, ...]
+
+
+def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Loader = make_dataset) -> Resolved:
+    """Turn what a user gave into checked settings.
+
+    Parameters
+    ----------
+    given : mapping
+        Settings by name. `method`, `dataset`, `net`, `partition`, `selector` and `server_optimizer` may be objects.
+        `method_options` are options of the method in use. Options of the registered partitions and server optimizers
+        may stand beside the settings, as ``alpha`` and ``server_lr``.
+    file : SettingsFile, optional
+        The layer below.
+    load : callable, optional
+        What makes the dataset; one that remembers lets several runs share their data.
+    """
+    upper, lower = as_layer(given), file or SettingsFile()
+    layered, notes = _stacked(upper, lower)
+    objects = {name: layered[name] for name in REGISTRIES if not isinstance(layered.get(name), PLAIN)}
+    named = {**layered, **{name: import_path(part) or f"<{label_of(part)}>" for name, part in objects.items()}}
+    named["options"] = _method_tables(named, objects)
+    named.pop("method_options", None)
+    _check_before_loading(named, objects)
+    data, named["dataset_options"] = _load(named, objects, load)
+    complete = _over_defaults(data, named, upper) if isinstance(data, Dataset) else _of_federation(data, named)
+    parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
+    complete |= _complete_tables(complete, parts)
+    unused = [option for option in upper.get("partition_options", {}) if option not in complete["partition_options"]]
+    notes += [f"{option} has no effect in the partition {complete['partition']!r}" for option in unused]
+    return Resolved(Settings.checked(complete), parts, data, tuple(notes))
+
+
+def as_layer(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as a layer: names are known, values plain, and options in their tables."""
+    known = {entry.name for entry in fields(Settings)}
+    nested = option_settings()
+    layer: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in plain_values(values).items():
+        if name in known or name == "method_options":
+            layer[name] = value.read(value_type(name)) if isinstance(value, Typed) else value
+        elif name in nested:
+            table, option, kind = nested[name]
+            tables.setdefault(table, {})[option] = value.read(kind) if isinstance(value, Typed) else value
+        elif name in RENAMED:
+            raise SettingError(f"setting {name!r} is now called {RENAMED[name]!r}")
+        else:
+            raise unknown_name("setting", name, known | nested.keys())
+    return overlay(layer, tables)
+
+
+def option_settings() -> dict[str, tuple[str, str, type]]:
+    """Return the options that are settings as well, with their table, name there and type: ``alpha``, ``server_lr``."""
+    found = {}
+    for table, prefix, registry in (
+        ("partition_options", "", PARTITIONS),
+        ("server_options", "server_", SERVER_OPTIMIZERS),
+    ):
+        for part, _ in registry:
+            for option, default in options(registry.get(part)).items():
+                found[f"{prefix}{option}"] = (table, option, type(default))
+    return {name: place for name, place in found.items() if name not in Settings.__dataclass_fields__}
+
+
+def _stacked(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any], list[str]]:
+    """Return the upper layer over the file, each over the preset that it names, and notes about what was hidden."""
+    dataset = upper.get("dataset", file.layer.get("dataset", Settings.dataset))
+    above, below = (_over_preset(layer, dataset) for layer in (upper, file.layer))
+    notes = []
+    gone = {name: file.layer[name] for name in sorted(displaced(file.layer, above)) if name.startswith("server")}
+    if any(gone.values()):
+        notes.append(f"left behind in {file.name}: {', '.join(flat(gone))}")
+    if upper.get("preset"):
+        ours, theirs = flat(above), flat(file.layer)
+        changed = [n for n in theirs if n in ours and ours[n] != theirs[n] and n not in {*flat(upper), "preset"}]
+        if changed:
+            listed = ", ".join(f"{name} {theirs[name]}" for name in changed)
+            notes.append(f"preset {upper['preset']!r} replaces what {file.name} says of: {listed}")
+    return overlay(below, above), notes
+
+
+def _over_preset(layer: Mapping[str, Any], dataset: object) -> dict[str, Any]:
+    name = layer.get("preset")
+    return overlay(preset(name, dataset), layer) if name and isinstance(name, str) else dict(layer)
+
+
+def _part(setting: str, values: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
+    """Return the part that a setting names, or None if it names none."""
+    if setting in objects:
+        return objects[setting]
+    name = values.get(setting, getattr(Settings, setting))
+    return None if name in ("", None, GIVEN) else REGISTRIES[setting].get(name)
+
+
+def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
+    """Return the tables of methods' options; a user's own class may be called by its bare name there."""
+    tables, direct = named.get("options", {}), named.get("method_options", {})
+    for label, table in (("options", tables), ("method_options", direct)):
+        if not isinstance(table, Mapping):
+            raise SettingError(f"{label} must be a table of options, got {table!r}")
+    method, factory = named.get("method", Settings.method), _part("method", named, objects)
+    short = label_of(factory)
+    for name in tables:
+        if name not in METHODS and ":" not in name and name[:1] != "<" and name not in (method, short):
+            raise unknown_name("method in options", name, [*(known for known, _ in METHODS), method])
+    own = tables.get(method, tables.get(short, {}))
+    if not isinstance(own, Mapping):
+        raise SettingError(f"options of method {method!r} must be a table, got {own!r}")
+    return {**tables, method: {**own, **direct}} if own or direct else tables
+
+
+def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+    """Raise an error for what is wrong whatever the data is, before any of it is loaded or downloaded."""
+    known = Settings.checked({n: value for n, value in named.items() if n != "per_round" or "clients" in named})
+    parts = {name: _part(name, named, objects) for name in REGISTRIES}
+    check_options("method", known.method, parts["method"], known.options.get(known.method, {}))
+    if parts["partition"] is not None:
+        _partition_options(known.partition, parts["partition"], known.partition_options)
+    find_device(known.device)
+    if known.data_dir and not expand_user(known.data_dir).is_dir():
+        raise DataError(f"data_dir must be an existing directory, got {known.data_dir!r}")
+
+
+def _load(named: Mapping[str, Any], objects: Mapping[str, Any], load: Loader) -> tuple[Any, dict[str, Any]]:
+    """Return the data, and the dataset's options with their defaults."""
+    factory, given = _part("dataset", named, objects), named.get("dataset_options", {})
+    if isinstance(factory, (Dataset, Federation)):
+        if given:
+            raise SettingError(f"dataset_options cannot be set: {factory.name!r} is a dataset already, got {given!r}")
+        return factory, {}
+    if not callable(factory):
+        raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got {factory!r}")
+    name = named.get("dataset", Settings.dataset)
+    known = Settings.checked({key: named[key] for key in ("data_dir", "seed", "data_seed") if key in named})
+    place = str(expand_user(known.data_dir).absolute()) if known.data_dir else ""
+    ready = dataset_arguments(factory, name, data_dir=place, seed=known.partition_seed, given=given)
+    defaults = {key: value for key, value in storable_options(factory).items() if key not in RESERVED}
+    return load(factory, name, ready), {**defaults, **{key: ready.get(key, value) for key, value in given.items()}}
+
+
+def _over_defaults(data: Dataset, named: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings over the dataset's defaults."""
+    complete = overlay(as_layer(data.defaults), named)
+    asked = list(upper.get("partition_options", {}))
+    if asked and complete.get("partition") == NATURAL and "partition" not in upper:
+        raise SettingError(
+            f"{asked[0]} has no effect on {data.name!r}, whose clients are the owners of its samples: "
+            "choose a partition that takes it, such as dirichlet, or leave it out"
+        )
+    return complete
+
+
+def _of_federation(data: Federation, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings for data that the user divided."""
+    fixed = [*named.get("partition_options", {}), *(n for n in ("partition", "min_samples", "data_seed") if n in named)]
+    if fixed and named.get("partition") != GIVEN:
+        raise SettingError(f"{fixed[0]} cannot be set: the federation {data.name!r} is already divided over clients")
+    if named.get("clients", data.clients) != data.clients:
+        raise SettingError(f"clients must be {data.clients} as in the federation, got {named['clients']}")
+    return {"min_samples": int(data.sizes.min()), **named, "clients": data.clients, "partition": GIVEN}
+
+
+def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of options, checked, with every default filled in, and the absolute path of the data."""
+    found: dict[str, Any] = {"partition_options": {}}
+    if parts["partition"] is not None:
+        name, given = complete.get("partition", Settings.partition), complete.get("partition_options", {})
+        found["partition_options"] = _partition_options(name, parts["partition"], given)
+    method, tables = complete.get("method", Settings.method), complete["options"]
+    own = check_options("method", method, parts["method"], tables.get(method, {}))
+    own = {**storable_options(parts["method"]), **own}
+    found["options"] = {**tables, method: own} if own else tables
+    optimizer = parts["server_optimizer"]
+    default = declared(parts["method"], "default_server_optimizer", "")
+    if optimizer is None and default:
+        optimizer = SERVER_OPTIMIZERS.get(default)
+    given = complete.get("server_options", {})
+    if optimizer is not None:
+        name = complete.get("server_optimizer") or default
+        found["server_options"] = check_options("server_optimizer", name, optimizer, given, prefix="server_")
+    folder = str(complete.get("data_dir", ""))
+    return {**found, "data_dir": str(expand_user(folder).absolute()) if folder else ""}
+
+
+def _partition_options(name: str, partition: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a partition; those that only other partitions take are left out."""
+    taken = options(partition)
+    others = {option for part, _ in PARTITIONS for option in options(PARTITIONS.get(part))} - taken.keys()
+    kept = {option: value for option, value in given.items() if option not in others}
+    return {**storable_options(partition), **check_options("partition", name, partition, kept, prefix="")}

@@ -1,0 +1,210 @@
+"""Comparisons: from methods and swept values to the settings of each variant."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcat.config.layers import merge_tables, overlay
+from fedcat.config.resolve import SettingsFile, as_layer, option_settings
+from fedcat.config.settings import TABLES, Settings, value_type
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.core.options import Typed, options
+from fedcat.core.registry import label_of
+from fedcat.data.dataset import DATASETS, dataset_options
+from fedcat.methods import METHODS, declared
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+
+PER_METHOD = ("method_options", "server_optimizer", "server_options", "evaluate")
+"""Settings of which a comparison gives each method only what it takes."""
+
+Variant = tuple[str, dict[str, Any]]
+"""A label, and the settings of one method with one choice of swept values."""
+
+
+def variants(
+    methods: Sequence[Any], sweep: Mapping[str, Sequence[Any]], given: Mapping[str, Any], file: SettingsFile
+) -> tuple[list[Variant], SettingsFile, list[str]]:
+    """Combine every method with every choice of swept values.
+
+    Options of methods, settings of the server optimizer and further models to evaluate go to the methods that take
+    them; choices that differ only in what a method does not take are run once.
+
+    Parameters
+    ----------
+    methods : sequence
+        Names of methods, classes, or functions that make a method.
+    sweep : mapping
+        Settings, or options of the methods or of the dataset, and the values to try.
+    given : mapping
+        The settings of all variants.
+    file : SettingsFile
+        The layer below.
+
+    Returns
+    -------
+    list of Variant, SettingsFile, list of str
+        The variants, the layer below them, and notes for the user.
+    """
+    common = overlay({name: file.layer[name] for name in PER_METHOD if name in file.layer}, as_layer(given))
+    below = SettingsFile(file.name, {n: v for n, v in file.layer.items() if n not in (*PER_METHOD, "method")})
+    settings = {**below.layer, **common}
+    factories = [_factory(method) for method in methods]
+    swept = _read(sweep, factories, settings)
+    _check_not_both(swept, common)
+    found: list[Variant] = []
+    used: set[str] = set()
+    unused: dict[str, set[str]] = {}
+    for method, factory in zip(methods, factories, strict=True):
+        label, seen = _label(method), set()
+        for places in itertools.product(*(range(len(values)) for values in swept.values())):
+            chosen = {name: swept[name][place] for name, place in zip(swept, places, strict=True)}
+            layer = merge_tables(common, _layer(chosen, settings, factories))
+            idle = _idle(factory, layer)
+            own = layer.get("server_optimizer") == declared(factory, "default_server_optimizer", "")
+            told = idle - {"server_optimizer"} if own else idle
+            used |= _asked(layer) - told
+            unused.setdefault(label, set()).update(told)
+            kept = _without(layer, idle)
+            words = {name: value for name, value in chosen.items() if _reaches(name, kept)}
+            key = tuple((name, place) for name, place in zip(swept, places, strict=True) if name in words)
+            if key not in seen:
+                seen.add(key)
+                shown = "".join(f" {name}={_shown(value)}" for name, value in words.items())
+                found.append((label + shown, {**kept, "method": method}))
+    _check_used(set().union(*unused.values()) - used, common.get("evaluate", []), methods)
+    server = {label: sorted(name for name in names if name.startswith("server_")) for label, names in unused.items()}
+    return (
+        found,
+        below,
+        [f"{', '.join(n)} not used by {label}, see `fedcat methods`" for label, n in server.items() if n],
+    )
+
+
+def _label(method: Any) -> str:
+    return method if isinstance(method, str) else label_of(method)
+
+
+def _factory(method: Any) -> Any:
+    return METHODS.get(method) if isinstance(method, str) else method
+
+
+def _dataset_options(dataset: object) -> dict[str, Any]:
+    if isinstance(dataset, str):
+        return dataset_options(DATASETS.get(str(dataset)))
+    return dataset_options(dataset) if callable(dataset) else {}
+
+
+def _sweepable() -> set[str]:
+    """Return the settings that can be swept."""
+    return set(Settings.__dataclass_fields__) - {"method", "seed", "threads", *TABLES} | option_settings().keys()
+
+
+def _read(
+    sweep: Mapping[str, Sequence[Any]], factories: Iterable[Any], settings: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """Return the swept values; those from a command line are read in the types of what they are for."""
+    for name, values in sweep.items():
+        if isinstance(values, str) or not hasattr(values, "__len__"):
+            raise SettingError(f"sweep of {name} must be a list of values, got {values!r}")
+        if not len(values):
+            raise SettingError(f"sweep of {name} must list at least one value, got none")
+    datasets = sweep.get("dataset", [settings.get("dataset", Settings.dataset)])
+    parts = [*(options(factory) for factory in factories), *(_dataset_options(dataset) for dataset in datasets)]
+    types: dict[str, Any] = {name: type(default) for part in parts for name, default in part.items()}
+    nested = option_settings()
+    types |= {name: nested[name][2] if name in nested else value_type(name) for name in _sweepable()}
+    for name in sweep:
+        if name not in types:
+            raise unknown_name("sweep", name, types)
+    return {
+        name: [value.read(types[name]) if isinstance(value, Typed) else value for value in values]
+        for name, values in sweep.items()
+    }
+
+
+def _check_not_both(swept: Mapping[str, Any], common: Mapping[str, Any]) -> None:
+    """Raise an error for a setting or option that is set and swept, or hidden by one that is swept."""
+    nested = option_settings()
+    for name in swept:
+        table = nested[name][0] if name in nested else ""
+        places = [common, *(common.get(t, {}) for t in ("method_options", "dataset_options") if name not in nested)]
+        if any(name in place for place in places) or (table and nested[name][1] in common.get(table, {})):
+            raise SettingError(f"{name} must be set or swept, got both")
+    if "fraction" in swept and common.get("per_round") is not None:
+        raise SettingError("per_round must not be set if fraction is swept: fraction would have no effect")
+
+
+def _layer(chosen: Mapping[str, Any], settings: Mapping[str, Any], factories: Iterable[Any]) -> dict[str, Any]:
+    """Return a choice of swept values as a layer; options that the chosen dataset does not have are left out."""
+    of_methods = {option for factory in factories for option in options(factory)}
+    of_data = _dataset_options(chosen.get("dataset", settings.get("dataset", Settings.dataset)))
+    layer = as_layer({name: value for name, value in chosen.items() if name in _sweepable()})
+    rest = {name: value for name, value in chosen.items() if name not in _sweepable()}
+    tables = {
+        "method_options": {name: value for name, value in rest.items() if name in of_methods},
+        "dataset_options": {n: v for n, v in rest.items() if n not in of_methods and n in of_data},
+    }
+    return {**layer, **{name: table for name, table in tables.items() if table}}
+
+
+def _reaches(name: str, layer: Mapping[str, Any]) -> bool:
+    """Tell whether a swept value is part of a variant's settings."""
+    table, option, _ = option_settings().get(name, ("", "", str))
+    places = (layer, layer.get("method_options", {}), layer.get("dataset_options", {}))
+    return any(name in place for place in places) or option in layer.get(table, {})
+
+
+def _asked(layer: Mapping[str, Any]) -> set[str]:
+    """Return what a layer sets that only some methods take."""
+    server = {f"server_{option}" for option in layer.get("server_options", {})}
+    server |= {"server_optimizer"} if layer.get("server_optimizer") else set()
+    return {*layer.get("method_options", {}), *server, *layer.get("evaluate", [])}
+
+
+def _idle(factory: Any, layer: Mapping[str, Any]) -> set[str]:
+    """Return what a layer sets that a method does not take."""
+    models, default = declared(factory, "extra_models", None), declared(factory, "default_server_optimizer", "")
+    idle: set[str] = layer.get("method_options", {}).keys() - options(factory)
+    if models is not None:
+        idle |= {name for name in layer.get("evaluate", []) if name not in models}
+    if default == "":  # a function: what its method takes is not known before it is called
+        return idle
+    chosen = layer.get("server_optimizer") or default
+    taken: set[str] = set()
+    if chosen == default or default == "mean":
+        optimizer = SERVER_OPTIMIZERS.get(chosen) if isinstance(chosen, str) else chosen
+        taken = {f"server_{option}" for option in options(optimizer)}
+        taken |= {"server_optimizer"} if default == "mean" else set()
+    return idle | {name for name in _asked(layer) if name.startswith("server_") and name not in taken}
+
+
+def _without(layer: Mapping[str, Any], idle: set[str]) -> dict[str, Any]:
+    """Return a layer without what a method does not take."""
+    kept = {name: value for name, value in layer.items() if name not in idle}
+    for table, prefix in (("method_options", ""), ("server_options", "server_")):
+        if table in layer:
+            kept[table] = {name: value for name, value in layer[table].items() if f"{prefix}{name}" not in idle}
+    if "evaluate" in layer:
+        kept["evaluate"] = [name for name in layer["evaluate"] if name not in idle]
+    return kept
+
+
+def _check_used(idle: set[str], models: Sequence[str], methods: Sequence[Any]) -> None:
+    """Raise an error for what was given and no method takes."""
+    labels, factories = ", ".join(map(_label, methods)), [_factory(method) for method in methods]
+    for name in sorted(idle):
+        if name.startswith("server_"):
+            raise SettingError(f"{name} has no effect on any of the methods {labels}")
+        if name in models:
+            raise unknown_name("evaluate", name, {m for f in factories for m in declared(f, "extra_models", ())})
+        raise unknown_name(f"option of {labels}", name, {option for f in factories for option in options(f)})
+
+
+def _shown(value: Any) -> str:
+    """Return a swept value as it appears in a label."""
+    plain = value is None or isinstance(value, (str, int, float, bool, list, tuple, np.generic))
+    return str(value) if plain else label_of(value)

@@ -1,0 +1,85 @@
+"""The reply check: every reply passes it before a method sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.reply import Reply
+
+
+class ReplyCheck:
+    """Matches replies to hops and refuses those whose content is not sound.
+
+    Parameters
+    ----------
+    size : int
+        The length of a row.
+    dtype : torch.dtype
+        The type of a row.
+    bound : float, optional
+        The largest norm of a client's update that is accepted.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, bound: float | None = None) -> None:
+        self.size, self.dtype, self.bound = size, dtype, bound
+        self._waiting: dict[int, Hop] = {}
+
+    def expect(self, hops: Sequence[Hop]) -> None:
+        """Register hops that were sent out; only these are accepted, each once."""
+        self._waiting.update({hop.id: hop for hop in hops})
+
+    def admit(self, replies: Sequence[Reply]) -> list[tuple[Hop, Reply]]:
+        """Return the replies that end a hop, each with its hop; unsound ones are refused.
+
+        A reply to a hop that was never sent, or that has already ended, ends nothing and is dropped.
+        """
+        known: list[tuple[Hop, Reply]] = []
+        for reply in replies:
+            hop = self._waiting.pop(reply.hop, None)
+            if hop is not None:
+                known.append((hop, self._checked(reply)))
+        bad = self._bad_numbers(known)
+        return [(hop, reply.refused(bad[hop.id]) if hop.id in bad else reply) for hop, reply in known]
+
+    def _checked(self, reply: Reply) -> Reply:
+        if not reply.arrived:
+            return reply.emptied()
+        end = reply.end
+        if end is None:
+            return reply.refused("no row came back")
+        if end.shape != (self.size,):
+            return reply.refused(f"row of shape {tuple(end.shape)}, expected ({self.size},)")
+        if end.dtype != self.dtype:
+            return reply.refused(f"row of {end.dtype}, expected {self.dtype}")
+        if reply.samples < 1 or reply.steps < 1:
+            return reply.refused(f"{reply.samples} samples and {reply.steps} steps, expected at least one of each")
+        return reply
+
+    def _bad_numbers(self, known: list[tuple[Hop, Reply]]) -> dict[int, str]:
+        """Return why replies are refused for their numbers, by hop id; all of them are read in one transfer."""
+        checked = [(hop, reply, reply.end) for hop, reply in known if reply.end is not None]
+        if not checked:
+            return {}
+        ends = torch.stack([end for _, _, end in checked])
+        finite = torch.isfinite(ends).all(1)
+        extra = [(n, t) for n, (_, r, _) in enumerate(checked) for t in (*r.uploads.values(), *r.memory.values())]
+        if extra:
+            sound = torch.stack([torch.isfinite(t).all().to(ends.device) for _, t in extra])
+            unsound = torch.zeros_like(finite, dtype=torch.int64)
+            unsound.index_add_(0, torch.tensor([n for n, _ in extra], device=ends.device), (~sound).long())
+            finite &= unsound == 0
+        sizes = torch.zeros(len(ends), dtype=torch.float64, device=ends.device)
+        if self.bound is not None:
+            moved = ends - torch.stack([hop.start for hop, _, _ in checked])
+            sizes = torch.linalg.vector_norm(moved, dim=1).to(torch.float64)
+        bad = {}
+        answers = torch.stack([finite.to(torch.float64), sizes], 1).tolist()
+        for (hop, _, _), (all_finite, norm) in zip(checked, answers, strict=True):
+            if not all_finite:
+                bad[hop.id] = "numbers that are not finite"
+            elif self.bound is not None and norm > self.bound:
+                bad[hop.id] = f"an update of norm {norm:.3g}, above the bound {self.bound:g}"
+        return bad

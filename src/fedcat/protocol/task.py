@@ -1,0 +1,73 @@
+"""A task: all that an engine needs to know to train the hops of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcat.data.federation import Federation
+from fedcat.data.pool import Pool
+from fedcat.models.layout import Layout, Tensors
+from fedcat.protocol.local_rule import LocalRule
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The client side of one run: what an engine needs to train a hop.
+
+    Attributes
+    ----------
+    seed : int
+        The run's seed.
+    layout : Layout
+        The net.
+    federation : Federation
+        Who holds which samples.
+    pool : Pool
+        The training samples, on the engine's device.
+    rule : LocalRule
+        The method's client side.
+    batch_size : int
+        Samples per batch; the last batch of an epoch may be shorter.
+    momentum, weight_decay : float
+        Of the client's SGD, which starts afresh at each hop.
+    clip : float, optional
+        The largest norm of a gradient.
+    join_lone : bool
+        Whether a last batch of a single sample joins the one before it, for nets that cannot train on one sample.
+    """
+
+    seed: int
+    layout: Layout
+    federation: Federation
+    pool: Pool
+    rule: LocalRule
+    batch_size: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    join_lone: bool = False
+
+    def samples(self, client: int) -> int:
+        """Return how many samples `client` holds."""
+        return int(self.federation.sizes[client])
+
+    @property
+    def padding(self) -> int:
+        """The length, two or more, to which batches are padded if it must not depend on what else is trained."""
+        return max(2, min(self.batch_size + self.join_lone, int(self.federation.sizes.max())))
+
+
+def stack(mappings: Sequence[Tensors]) -> dict[str, Tensor]:
+    """Stack equally named tensors of several hops; one that all hops share is expanded, not copied."""
+    stacked = {}
+    if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
+        raise ValueError(f"hops of one rule must bring the same tensors, got {[sorted(m) for m in mappings]}")
+    for name, first in mappings[0].items():
+        parts = [m[name] for m in mappings]
+        shared = all(part is first for part in parts)
+        stacked[name] = first.expand(len(parts), *first.shape) if shared else torch.stack(parts)
+    return stacked
