@@ -1,9 +1,9 @@
-"""What clustered sampling costs a round, once every client has taken part.
+"""Cost per round of clustered sampling, once every client has taken part.
 
     python benchmarks/clustered.py [--clients 100 1000] [--fraction 0.1] [--parameters 62006] [--similarity cosine]
 
-Prints, for each number of clients, the time to compare the changes of a round's clients with all others, the time
-to cluster and to draw, and the process's peak memory.
+Prints, for each number of clients, the time to compare the updates of a round's clients with all others, the time
+to cluster and draw, and the process's peak memory.
 """
 
 from __future__ import annotations

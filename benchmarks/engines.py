@@ -1,11 +1,11 @@
-"""Sequential against stacked: what the rule behind `--engine auto` rests on.
+"""The sequential engine against the stacked one: the measurements behind the rule of `--engine auto`.
 
     python benchmarks/engines.py [--device cpu] [--nets digits-cnn lab-cifar] [--batch-sizes 10 50] [--per-round 10]
         [--samples 100] [--json FILE]
 
 FedAvg rounds on random images: every client holds --samples samples, one local epoch. Both engines do the same work,
-with as many processes as `fedcat run` takes; they take turns, and the best of several rounds counts. The last columns
-are how many times faster stacked is, and what computes it.
+with as many processes as `fedcat run` uses. They alternate, and the best of several rounds counts. The last columns
+are the speedup of stacked, and the kernels that it uses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHAPES = {
 
 
 def federation(shape: tuple[int, ...], clients: int, samples: int) -> fedcat.Federation:
-    """Make clients that hold random images."""
+    """Return a federation of random images."""
     rng = np.random.default_rng(0)
     total = clients * samples
     images = rng.integers(256, size=(total, *shape), dtype=np.uint8)
@@ -44,8 +44,8 @@ def federation(shape: tuple[int, ...], clients: int, samples: int) -> fedcat.Fed
     return fedcat.Federation(train, test, np.arange(total) % clients, classes=10)
 
 
-def seconds_a_round(simulation: fedcat.Simulation) -> float:
-    """Train one round and return its time, without evaluation."""
+def seconds_per_round(simulation: fedcat.Simulation) -> float:
+    """Train one round and return its seconds, without evaluation."""
     jobs = simulation.plan()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -59,18 +59,18 @@ def seconds_a_round(simulation: fedcat.Simulation) -> float:
 
 
 def measure(net: str, batch_size: int, words: argparse.Namespace) -> dict[str, object]:
-    """Return the figures of one net and batch size."""
+    """Return the measurements of one net and batch size."""
     data = federation(SHAPES[net], words.per_round, words.samples)
     builder = Builder()
     given = {"dataset": data, "net": net, "batch_size": batch_size, "epochs": 1, "fraction": 1.0, "rounds": 10**6}
     given |= {"method": "fedavg", "device": words.device, "exact": words.exact, "evaluate_every": 10**6, "lr": 1e-4}
     pair = {e: builder.build({**given, "engine": e}).simulation for e in ("sequential", "stacked")}
     if pair["stacked"].engine.name != "stacked":
-        raise SystemExit(f"{net} cannot be stacked here: there is nothing to compare")
+        raise SystemExit(f"{net} cannot be stacked on this device: nothing to compare")
     best = {e: float("inf") for e in pair}
     for turn in range(words.turns + 1):
         for engine, simulation in pair.items():
-            elapsed = seconds_a_round(simulation)
+            elapsed = seconds_per_round(simulation)
             simulation.record()
             if turn:
                 best[engine] = min(best[engine], elapsed)
@@ -84,7 +84,7 @@ def measure(net: str, batch_size: int, words: argparse.Namespace) -> dict[str, o
         "batch_size": batch_size,
         "mflop_forward": flops / 1e6,
         "kernels": kernels,
-        "rounds_a_second": {e: 1 / seconds for e, seconds in best.items()},
+        "rounds_per_second": {e: 1 / seconds for e, seconds in best.items()},
         "ratio": best["sequential"] / best["stacked"],
     }
 
@@ -103,14 +103,14 @@ def main() -> None:
     words = parser.parse_args()
     device = find_device(words.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    print(f"{device} ({name}), torch {torch.__version__}, K = {words.per_round}, {words.samples} samples a client")
-    print(f"{'net':14} {'batch':>5} {'MFLOP a batch':>13} {'sequential':>12} {'stacked':>12} {'faster':>7}")
+    print(f"{device} ({name}), torch {torch.__version__}, K = {words.per_round}, {words.samples} samples per client")
+    print(f"{'net':14} {'batch':>5} {'MFLOP/batch':>13} {'sequential':>12} {'stacked':>12} {'speedup':>7}")
     rows = []
     for net in words.nets:
         for batch_size in words.batch_sizes:
             row = measure(net, batch_size, words)
             rows.append(row)
-            speed = row["rounds_a_second"]
+            speed = row["rounds_per_second"]
             print(
                 f"{net:14} {batch_size:5} {row['mflop_forward']:13.1f} {speed['sequential']:10.2f}/s "
                 f"{speed['stacked']:10.2f}/s {row['ratio']:6.2f}x  {row['kernels']['stacked']}",

@@ -1,11 +1,11 @@
-"""How the cost of a round grows with K, N, the samples a client holds, and the runs side by side.
+"""How the cost of a round grows with K, N, the samples per client, and the runs side by side.
 
     python benchmarks/scaling.py [--device auto] [--precision fp32] [--net lab-cifar] [--json FILE] [--plot FILE]
 
-FedAvg rounds on random images, one local epoch, every client with the same number of samples. One size is varied at a
-time. A point is the best of several whole rounds (selection, training, aggregation) and the memory at its peak: of
-the GPU, or of the process on a CPU. N is varied on the digits' net with two samples a client, so that a million
-clients fit anywhere.
+FedAvg rounds on random images, one local epoch, the same number of samples on every client. One size is varied at a
+time. A point is the best time of several whole rounds (selection, training, aggregation) and the peak memory of the
+GPU, or of the process on a CPU. N is varied with digits-cnn and two samples per client, so that a million clients fit
+into memory.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ SWEEPS: dict[str, list[int]] = {
     "runs": [1, 2, 4, 8, 18, 36, 72],
 }
 LABELS = {
-    "per_round": "clients in a round, K",
+    "per_round": "clients per round, K",
     "clients": "clients, N (digits)",
-    "samples": "samples a client",
+    "samples": "samples per client",
     "runs": "runs side by side",
 }
 
 
 def sizes(sweep: str, value: int) -> dict[str, int]:
-    """Return the sizes of one point; what is varied with K is so small that 1,000 clients can be held."""
+    """Return the sizes of one point; the sweep over K has few samples, so that 1,000 clients fit into memory."""
     found = {**BASE, sweep: value}
     if sweep == "per_round":
         found |= {"clients": 1000, "samples": 50}
@@ -57,7 +57,7 @@ def sizes(sweep: str, value: int) -> dict[str, int]:
 
 
 def federation(net: str, clients: int, samples: int) -> fedcat.Federation:
-    """Return clients that hold random images, as many each."""
+    """Return a federation of random images, with equally many per client."""
     rng = np.random.default_rng(0)
     total = clients * samples
     x = rng.integers(256, size=(total, *IMAGES[net].shape), dtype=np.uint8)
@@ -101,7 +101,7 @@ def point(sweep: str, value: int, words: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
-    """Draw time and memory against each size."""
+    """Plot time and memory against each size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.2), layout="constrained")
@@ -109,7 +109,7 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
     for axes, sweep in zip(figure.subplots(1, len(SWEEPS)), SWEEPS, strict=True):
         mine = [p for p in points if p["sweep"] == sweep]
         x = [p["value"] for p in mine]
-        axes.loglog(x, [1e3 * p["seconds"] for p in mine], "o-", color="#1f5fa8", label="ms a round")
+        axes.loglog(x, [1e3 * p["seconds"] for p in mine], "o-", color="#1f5fa8", label="ms per round")
         axes.loglog(x, [p["bytes"] / 1e6 for p in mine], "s--", color="#c2571a", label="memory, MB")
         axes.set_xlabel(LABELS[sweep])
         axes.grid(alpha=0.3)
@@ -118,7 +118,7 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
 
 
 def apart(sweep: str, value: int, common: list[str]) -> dict[str, Any]:
-    """Measure one point in a process of its own, whose memory can be told."""
+    """Measure one point in a separate process, to get its peak memory."""
     command = [sys.executable, __file__, *common, "--point", sweep, str(value)]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(out.stdout.splitlines()[-1])
@@ -126,7 +126,7 @@ def apart(sweep: str, value: int, common: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure every point, print, write and draw."""
+    """Measure all points; print, write and plot them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
@@ -142,7 +142,7 @@ def main() -> None:
         return
     common = ["--device", words.device, "--precision", words.precision, "--net", words.net, "--turns", str(words.turns)]
     device, points = find_device(words.device), []
-    print(f"{'varied':10} {'value':>9} {'ms a round':>11} {'us a step':>10} {'memory':>10} {'prepared in':>12}")
+    print(f"{'varied':10} {'value':>9} {'ms/round':>11} {'us/step':>10} {'memory':>10} {'setup':>12}")
     for sweep in words.sweeps:
         for value in SWEEPS[sweep]:
             p = point(sweep, value, words) if device.type == "cuda" else apart(sweep, value, common)

@@ -1,7 +1,8 @@
-"""Figures that tests measure are printed at the end of a run; no test sees the user's own data or cache."""
+"""Shared fixtures. Figures that tests measure are printed at the end; no test sees the user's own data or cache."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -38,10 +39,13 @@ def real_data(request, tmp_path_factory):
             pytest.skip("the official files of the datasets are not on this machine")
         base = tmp_path_factory.getbasetemp()
         base = base.parent if hasattr(request.config, "workerinput") else base
-        target = base / "official" / f"{name}-{getattr(request.config, 'workerinput', {}).get('workerid', 'main')}"
-        if not target.exists():
-            target.mkdir(parents=True)
-            subprocess.run([sys.executable, _UNPACK, target, name], check=True, capture_output=True)
+        target = base / "official" / name
+        if not target.exists():  # the first worker to get here unpacks for all
+            mine = target.with_name(f"{name}.{os.getpid()}")
+            mine.mkdir(parents=True)
+            subprocess.run([sys.executable, _UNPACK, mine, name], check=True, capture_output=True)
+            with contextlib.suppress(OSError):
+                mine.rename(target)
         return target
 
     return folder

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcat.data.files import catalogue
+from fedcat.data.files import catalog
 from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.source import Remote, Source
 
@@ -148,8 +148,8 @@ def mnist_source(files: dict[str, bytes], server: str = "http://127.0.0.1:9/") -
     """MNIST with the checksums of these files, to be had packed from a server."""
     packed = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in files.items()}
     return replace(
-        catalogue.MNIST,
-        forms=[replace(catalogue.MNIST.forms[0], checksums={name: md5(content) for name, content in files.items()})],
+        catalog.MNIST,
+        layouts=[replace(catalog.MNIST.layouts[0], checksums={name: md5(content) for name, content in files.items()})],
         remotes=[Remote(name, [server + name], md5(content)) for name, content in packed.items()],
     )
 
@@ -161,7 +161,7 @@ def cifar_source(name: str, files: dict[str, bytes], server: str = "http://127.0
     stems = [file.removesuffix(".bin") for file in files]
     pickled = {file.removesuffix(".bin"): pickled_cifar(content, classes) for file, content in files.items()}
     archive = md5(tar(files, "cifar-10-batches-bin" if ten else "cifar-100-binary"))
-    made = catalogue._cifar_source(
+    made = catalog._cifar_source(
         name=name,
         packed="cifar-10-binary.tar.gz" if ten else "cifar-100-binary.tar.gz",
         folder="cifar-10-batches-bin" if ten else "cifar-100-binary",
@@ -179,7 +179,7 @@ def cifar_source(name: str, files: dict[str, bytes], server: str = "http://127.0
 def femnist_source(archive: bytes, server: str = "http://127.0.0.1:9/") -> Source:
     """FEMNIST whose archive has another checksum and can be had from a server."""
     checksum = Checksum("sha256", hashlib.sha256(archive).hexdigest())
-    real = catalogue.FEMNIST
-    forms = [*real.forms[:2], replace(real.forms[2], checksum=checksum)]
+    real = catalog.FEMNIST
+    layouts = [*real.layouts[:2], replace(real.layouts[2], checksum=checksum)]
     remotes = [replace(r, addresses=[server + r.name], checksum=checksum) for r in real.remotes]
-    return replace(real, forms=forms, remotes=remotes)
+    return replace(real, layouts=layouts, remotes=remotes)

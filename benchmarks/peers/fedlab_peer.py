@@ -1,4 +1,4 @@
-"""FedLab: its standalone pipeline, and its scale mode of several processes."""
+"""FedLab: its standalone pipeline, and its scale mode with several processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedlab.core.network import DistNetwork  # noqa: E402
 from fedlab.core.server.manager import SynchronousServerManager  # noqa: E402
 from fedlab.core.standalone import StandalonePipeline  # noqa: E402
 
-SHIMS = "a stub in the place of torchvision, which FedLab imports and this work does not use"
+SHIMS = "a stub instead of torchvision, which FedLab imports but this workload does not use"
 THREADS = {
     "standalone, slices, one thread": 1,
     "standalone, slices, two threads": 2,
@@ -36,7 +36,7 @@ THREADS = {
 
 
 class Sliced:
-    """An iterable of batches that are sliced through a fresh permutation in each epoch."""
+    """An iterable of batches, sliced by a new permutation in each epoch."""
 
     def __init__(self, x: Tensor, y: Tensor, batch: int) -> None:
         self.x, self.y, self.batch = x, y, batch
@@ -60,7 +60,7 @@ class InMemory(FedDataset):
 
 
 class Trainer(SGDSerialClientTrainer):
-    """FedLab's trainer with momentum, and with a fresh optimizer for each client."""
+    """FedLab's trainer with momentum and a new optimizer per client."""
 
     def train(self, model_parameters: Tensor, train_loader: Iterable) -> list[Tensor]:
         """Train one client."""
@@ -69,7 +69,7 @@ class Trainer(SGDSerialClientTrainer):
 
 
 class Pipeline(StandalonePipeline):
-    """FedLab's loop in one process; its evaluation, which a user writes, is where a round is timed."""
+    """FedLab's loop in one process, timed in the evaluation hook, which users write themselves."""
 
     turns: Turns
 
@@ -80,12 +80,12 @@ class Pipeline(StandalonePipeline):
 
 
 class Handler(SyncServerHandler):
-    """The server of the scale mode, which times a round when its last upload is in the model."""
+    """The server of the scale mode; a round ends when its last upload is aggregated."""
 
     turns: Turns
 
     def load(self, payload: list[Tensor]) -> bool:
-        """Take one upload."""
+        """Receive one upload."""
         complete = super().load(payload)
         if complete:
             self.turns.end(lambda: self.model_parameters.clone())
@@ -103,7 +103,7 @@ def make_trainer(net: nn.Module, work: Work, clients: slice, loader: bool) -> Tr
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""FLGo: FedAvg on a benchmark of its own making, timed in the server's iteration."""
+"""FLGo: FedAvg on a generated benchmark, timed in the server's iteration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ train_data = TensorDataset(x.flatten(0, 1), y.flatten())
 def get_model():
     return make_net(work.net)
 """
-SHIM = "TaskDataset.__getitems__, which this PyTorch asks of a Subset with its own __getitem__"
+SHIM = "TaskDataset.__getitems__, which this PyTorch requires of a Subset that overrides __getitem__"
 SETTINGS = {
     "serial, load_mode mem, one thread": {"load_mode": "mem", "torch_num_threads": 1},
     "serial, load_mode mem, two threads": {"load_mode": "mem", "torch_num_threads": 2},
@@ -41,7 +41,7 @@ timing: list[Turns] = []
 
 
 class Server(fedbase.BasicServer):
-    """FLGo's server; a round ends with its iteration, and the next one begins there."""
+    """FLGo's server; a round ends with an iteration, and the next one begins."""
 
     def iterate(self) -> bool:
         """Run one round."""
@@ -65,7 +65,7 @@ def fetch(dataset: toolkit.FromDatasetPipe.TaskDataset, index: list[int]) -> lis
 
 
 def make_task(work: str, folder: Path) -> str:
-    """Make FLGo's benchmark and federated task of the work and return the task's folder."""
+    """Generate FLGo's benchmark and task for the workload and return the task's directory."""
     os.environ["PEERS_WORK"] = work
     sys.path.insert(0, str(folder))
     (folder / "peers_config.py").write_text(CONFIG)

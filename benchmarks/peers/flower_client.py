@@ -1,4 +1,4 @@
-"""Flower's client, in a module of its own so that Flower's actors can import it."""
+"""Flower's client, in a separate module so that Flower's actors can import it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from work import WORKS, StepCount, make_data, make_net, slices, train
 
 @cache
 def data(work: str) -> tuple[Tensor, Tensor]:
-    """Return the work's data, made once in each process."""
+    """Return the workload's data, created once per process."""
     return make_data(WORKS[work])
 
 
 @cache
 def net(work: str) -> nn.Module:
-    """Return the net of a process, whose state every client overwrites."""
+    """Return the process's net; every client overwrites its state."""
     return make_net(work)
 
 

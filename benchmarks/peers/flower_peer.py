@@ -25,7 +25,7 @@ def total(replies: list[RecordDict], weight: str) -> MetricRecord:
 
 
 class Counted(FedAvg):
-    """Flower's FedAvg, which remembers the steps of its last round."""
+    """Flower's FedAvg; it stores the number of steps of the last round."""
 
     steps = 0
 

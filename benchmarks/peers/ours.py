@@ -1,12 +1,13 @@
-"""fedcat: whole rounds of a prepared simulation."""
+"""fedcat: whole rounds of a simulation that is built beforehand."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from work import CLASSES, LR, MOMENTUM, WORKS, Turns, Work, command_line, make_images
 
 import fedcat
-from fedcat.runs.build import Workshop
+from fedcat.runs.build import Builder
 
 SETTINGS = {
     "two processes": {"workers": 2},
@@ -16,7 +17,7 @@ SETTINGS = {
 
 
 def federation(work: Work) -> fedcat.Federation:
-    """Return the work's data as devices of a federation."""
+    """Return the workload's data as a federation."""
     images, labels = make_images(work)
     x, y = images.reshape(-1, *work.shape), labels.reshape(-1)
     owners = np.repeat(np.arange(work.clients), work.samples)
@@ -29,8 +30,9 @@ def main() -> None:
     work = WORKS[words.work]
     given = {"dataset": federation(work), "net": work.net, "batch_size": work.batch, "epochs": work.epochs}
     given |= {"fraction": 1.0, "rounds": 10**6, "method": "fedavg", "device": "cpu", "evaluate_every": 10**6}
-    given |= {"lr": LR, "momentum": MOMENTUM, "seed": 0, "engine": "auto", "threads": 2, **SETTINGS[words.setting]}
-    simulation = Workshop().build(given).simulation
+    given |= {"lr": LR, "momentum": MOMENTUM, "seed": 0, "engine": "auto", **SETTINGS[words.setting]}
+    torch.set_num_threads(2)
+    simulation = Builder().build(given).simulation
 
     def row() -> object:
         return simulation.method.models()["global"].clone()

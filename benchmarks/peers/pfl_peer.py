@@ -1,4 +1,4 @@
-"""pfl: FederatedAveraging on its simulated back end, timed by a callback."""
+"""pfl: FederatedAveraging on the simulated backend, timed by a callback."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ THREADS = {"one process, one thread": 1, "one process, two threads": 2, "two pro
 
 
 class Judged(nn.Module):
-    """A net with the loss and the metrics that pfl asks of it."""
+    """A net with the loss and the metrics that pfl requires."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss that is minimised."""
+        """Return the loss to minimize."""
         return nn.functional.cross_entropy(self.net(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
-        """Return the loss as a metric; only the round that warms up is evaluated."""
+        """Return the loss as a metric; only the warm-up round is evaluated."""
         with torch.no_grad():
             return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
 
@@ -56,7 +56,7 @@ class Timer(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Let the plain loop have its turn while the other process, if any, waits."""
+        """Run the plain loop while the other process, if any, waits."""
         if leads():
             steps = self.total_steps() if central_iteration == 0 else None
             self.turns.end(lambda: flat(model.pytorch_model.state_dict()), steps)
@@ -68,7 +68,7 @@ class Timer(TrainingProcessCallback):
         return False, Metrics()
 
     def total_steps(self) -> int:
-        """Return the steps of all processes."""
+        """Return the total steps of all processes."""
         steps = torch.tensor(self.turns.count.value.value)
         if self.workers > 1:
             torch.distributed.all_reduce(steps)
@@ -81,7 +81,7 @@ def leads() -> bool:
 
 
 def users(work: Work) -> FederatedDataset:
-    """Return the work's data, a pfl dataset for each client, all of them drawn once in each round."""
+    """Return the workload's data, one pfl dataset per client; every client is sampled once per round."""
     x, y = make_data(work)
     held = [Dataset((x[client], y[client]), user_id=str(client)) for client in range(work.clients)]
     return FederatedDataset(held.__getitem__, get_user_sampler("minimize_reuse", list(range(work.clients))))

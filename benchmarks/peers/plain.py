@@ -1,4 +1,4 @@
-"""The plain loop alone: with one thread and with two, with slices of a tensor and with a DataLoader."""
+"""The plain loop alone: with one and two threads, with tensor slices and with a DataLoader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from work import WORKS, Plain, command_line, versions
 
 
 def main() -> None:
-    """Time the four variants in turns and write the figures."""
+    """Time the four variants in turns and write the results."""
     words = command_line()
     variants = {
         (batches, threads): Plain(WORKS[words.work], loader=batches == "loader")

@@ -1,10 +1,10 @@
-"""FedAvg rounds in fedcat and in four other simulators, each against the same plain PyTorch loop.
+"""FedAvg rounds in fedcat and four other simulators, each against the same plain PyTorch loop.
 
     python benchmarks/peers/run.py [--works mcmahan-mnist lab-cifar] [--peers pfl fedlab flgo flower fedcat fedcat-bf16]
         [--rounds 5] [--envs DIR] [--json FILE]
 
-Every simulator has an environment of its own, made at the first run, and runs in a process of its own, where its rounds
-and those of the plain loop take turns. What counts is how many times faster than the plain loop it is, in that process.
+Each simulator has its own environment, created on the first run, and its own process, in which its rounds and those of
+the plain loop alternate. The result is its speedup over the plain loop in that process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORKS = ("mcmahan-mnist", "lab-cifar", "lab-mnist", "digits-cnn")
 
 @dataclass(frozen=True)
 class Peer:
-    """A simulator: its script, what pip installs (the second list without dependencies), and the settings to try."""
+    """A simulator: its script, the packages to install (those in `alone` without dependencies), the settings to try."""
 
     script: str
     needs: tuple[str, ...]
@@ -43,7 +43,7 @@ class Peer:
 
 
 class Failed(Exception):
-    """A peer that could not be installed or run, and why."""
+    """A peer could not be installed or run; the message says why."""
 
 
 PEERS = {
@@ -88,12 +88,12 @@ PEERS = {
 
 
 def say(text: str) -> None:
-    """Tell the user how far the run is."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def call(command: list[str], limit: float, **more: Any) -> None:
-    """Run a command, and end it and its children when the time is over."""
+    """Run a command; kill it and its children after `limit` seconds."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **more
     )
@@ -113,7 +113,7 @@ def call(command: list[str], limit: float, **more: Any) -> None:
 
 
 def requirements(name: str) -> list[list[str]]:
-    """Return what pip is asked for, call by call."""
+    """Return the arguments of each call of pip install."""
     peer = PEERS[name]
     needs = list(peer.needs)
     if peer.script == "ours.py":
@@ -123,7 +123,7 @@ def requirements(name: str) -> list[list[str]]:
 
 
 def environment(name: str, folder: Path) -> Path:
-    """Make a peer's environment unless it is there, and return its Python."""
+    """Create a peer's environment unless it exists, and return its Python."""
     home = folder.resolve() / name.removesuffix("-bf16")
     python, mark = home / "bin" / "python", home / "installed.json"
     wanted = json.dumps(requirements(name))
@@ -142,7 +142,7 @@ def environment(name: str, folder: Path) -> Path:
 def measure(
     python: Path, script: str, work: str, setting: str, rounds: int, words: argparse.Namespace, **more: Any
 ) -> Any:
-    """Run one script and return what it wrote."""
+    """Run one script and return its results."""
     variables = {"OMP_NUM_THREADS": THREADS, "MKL_NUM_THREADS": THREADS, "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
@@ -152,12 +152,12 @@ def measure(
         paths = {"PYTHONPATH": str(ROOT / "src")} if script == PEERS["fedcat"].script else {}
         call([*command, "--out", str(out)], words.limit, cwd=folder, env={**os.environ, **variables, **paths})
         if not out.exists():
-            raise Failed("ended without figures")
+            raise Failed("ended without results")
         return json.loads(out.read_text())
 
 
 def compare(name: str, python: Path, work: str, threads: int, words: argparse.Namespace) -> dict[str, Any]:
-    """Try a peer's settings for a few rounds and time the fastest of them."""
+    """Try a peer's settings for a few rounds and time the fastest."""
     peer = PEERS[name]
     trials: dict[str, Any] = {}
     for setting in peer.settings:
@@ -194,8 +194,8 @@ def machine() -> dict[str, Any]:
 
 
 def show(work: str, found: dict[str, Any]) -> None:
-    """Print the table of one work."""
-    print(f"\n{work} (plain loop: {found['plain']['threads']} threads; times faster than it, best and median round)")
+    """Print the results of one workload."""
+    print(f"\n{work} (plain loop: {found['plain']['threads']} threads; speedup over it, best and median round)")
     print(f"{'':11} {'version':9} {'plain':>9} {'peer':>9} {'best':>7} {'median':>7}  setting")
     plain = found["plain"]["seconds"]
     slices, loader = (
@@ -203,7 +203,7 @@ def show(work: str, found: dict[str, Any]) -> None:
     )
     best = min(slices) / min(loader)
     print(
-        f"{'DataLoader':11} {'':9} {min(slices):7.3f} s {min(loader):7.3f} s {best:6.2f}x {'':7}  the plain loop's own"
+        f"{'DataLoader':11} {'':9} {min(slices):7.3f} s {min(loader):7.3f} s {best:6.2f}x {'':7}  the plain loop itself"
     )
     rows = found["peers"].items()
     for name, row in sorted(rows, key=lambda pair: -pair[1].get("best", 0)):
@@ -225,13 +225,13 @@ def show(work: str, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Make the environments, measure and print."""
+    """Create the environments, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--works", nargs="+", default=["mcmahan-mnist", "lab-cifar"], choices=WORKS)
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=5, help="rounds to time, after one that warms up")
-    parser.add_argument("--envs", type=Path, default=Path(".peers"), help="where the environments are kept")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds that one script may take")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds to time, after a warm-up round")
+    parser.add_argument("--envs", type=Path, default=Path(".peers"), help="directory of the environments")
+    parser.add_argument("--limit", type=float, default=900.0, help="time limit of one script, in seconds")
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))

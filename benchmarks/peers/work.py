@@ -1,6 +1,6 @@
-"""What every peer has to do: the nets, the data, the plain loop, and the turns in which both are timed.
+"""The workload of every peer: the nets, the data, the plain loop, and the timing of both in turns.
 
-Only PyTorch and NumPy are needed, so that the same file runs in every environment.
+It needs only PyTorch and NumPy, so that it runs in every environment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """How many steps of an optimizer one round takes."""
+        """The number of optimizer steps per round."""
         return self.clients * self.epochs * math.ceil(self.samples / self.batch)
 
 
@@ -68,7 +68,7 @@ def _dense(*widths: int) -> list[nn.Module]:
 
 
 def make_net(name: str) -> nn.Module:
-    """Make a net of the given name, always with the same start."""
+    """Return the net of the given name, always with the same initial weights."""
     torch.manual_seed(0)
     layers = {
         "mcmahan-mnist": lambda: [*_convolution(1, 32, 5, 2), *_convolution(32, 64, 5, 2), *_dense(3136, 512)],
@@ -87,24 +87,24 @@ def make_images(work: Work) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_data(work: Work) -> tuple[Tensor, Tensor]:
-    """Return the same images as floating numbers from 0 to 1, and their labels."""
+    """Return the same images as floats from 0 to 1, and their labels."""
     images, labels = make_images(work)
     return torch.from_numpy(images).float() / 255, torch.from_numpy(labels)
 
 
 def flat(state: State) -> Tensor:
-    """Return all numbers of a state as one row."""
+    """Return all values of a state as one row."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in state.values()]).clone()
 
 
 def slices(x: Tensor, y: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return one epoch's batches, sliced through a random permutation."""
+    """Yield one epoch's batches, sliced by a random permutation."""
     for index in torch.randperm(len(y)).split(batch):
         yield x[index], y[index]
 
 
 def train(net: nn.Module, batches: Callable[[], Iterator[tuple[Tensor, Tensor]]], epochs: int) -> None:
-    """Train a net as one client does, with an optimizer of its own."""
+    """Train a net as one client does, with a new optimizer."""
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
     loss = nn.CrossEntropyLoss()
     net.train()
@@ -116,7 +116,7 @@ def train(net: nn.Module, batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 
 class Plain:
-    """The loop that everyone writes: client after client in one model, then the mean of their states."""
+    """The usual hand-written loop: clients one after another in one model, then the mean of their states."""
 
     def __init__(self, work: Work, loader: bool = False) -> None:
         self.work = work
@@ -126,7 +126,7 @@ class Plain:
         self.batches = self._loaded if loader else self._sliced
 
     def load(self, row: Tensor) -> None:
-        """Start from a global model that is given as one row."""
+        """Start from a global model, given as one row."""
         parts = row.split([tensor.numel() for tensor in self.state.values()])
         pairs = zip(self.state.items(), parts, strict=True)
         self.state = {name: part.view_as(tensor).clone() for (name, tensor), part in pairs}
@@ -153,7 +153,7 @@ class Plain:
 
 
 class StepCount:
-    """Counts the clients' optimizer steps, in this process and in those that it forks."""
+    """Counts the clients' optimizer steps in this process and its forks."""
 
     def __init__(self) -> None:
         self.value = multiprocessing.get_context("fork").Value("q", 0)
@@ -171,16 +171,16 @@ class StepCount:
 
 
 class Turns:
-    """Times rounds of a peer and of the plain loop in turns; the first round of both warms up and is checked.
+    """Times rounds of a peer and of the plain loop in turns; the first round of both is a warm-up and is checked.
 
     Parameters
     ----------
     words : Namespace
-        The command line: the work, the rounds to time, the plain loop's threads.
+        The command line: the workload, the rounds to time, the plain loop's threads.
     threads : int
         The peer's threads.
     start : Tensor
-        The peer's first global model, as one row; the plain loop starts from it too.
+        The peer's initial global model, as one row; the plain loop starts from it too.
     """
 
     def __init__(self, words: argparse.Namespace, threads: int, start: Tensor) -> None:
@@ -196,7 +196,7 @@ class Turns:
 
     @property
     def total(self) -> int:
-        """How many rounds the peer has to run, the warm-up among them."""
+        """The number of rounds that the peer must run, including the warm-up."""
         return self.words.rounds + 1
 
     def begin(self) -> None:
@@ -205,14 +205,14 @@ class Turns:
         self.begun = time.perf_counter()
 
     def end(self, row: Callable[[], Tensor], steps: int | None = None) -> None:
-        """End a round of the peer and let the plain loop have its turn.
+        """End a round of the peer and run one of the plain loop.
 
         Parameters
         ----------
         row : callable
-            Returns the peer's global model as one row; called in the first round alone.
+            Returns the peer's global model as one row; called in the first round only.
         steps : int, optional
-            How many steps the clients took, where this process cannot count them.
+            The number of steps that the clients took, if this process cannot count them.
         """
         elapsed = time.perf_counter() - self.begun
         first = self.steps is None
@@ -228,22 +228,22 @@ class Turns:
             self.seconds["plain"].append(plain)
 
     def _check(self, row: Tensor, steps: int) -> None:
-        """Raise unless the first round did all of its steps and moved the model about as far as the plain loop."""
+        """Raise an error unless the first round took all steps and moved the model about as far as the plain loop."""
         self.steps = steps
         if steps != self.work.steps:
-            raise RuntimeError(f"{steps} steps were taken, the work has {self.work.steps}: nothing to compare")
+            raise RuntimeError(f"the peer took {steps} steps instead of {self.work.steps}: nothing to compare")
         torch.set_num_threads(self.words.plain_threads)
         self.plain.round()
         self.movement = float((row - self.start).norm() / (flat(self.plain.state) - self.start).norm())
         if not 0.5 < self.movement < 2:
             raise RuntimeError(
-                f"the model moved {self.movement:.2f} times as far as the plain loop's: other work was done"
+                f"the model moved {self.movement:.2f} times as far as the plain loop's: the work differs"
             )
 
     def report(self, package: str, release: str, shims: str = "", **more: Any) -> None:
-        """Write what was measured."""
+        """Write the measurements."""
         if len(self.seconds["peer"]) != self.words.rounds:
-            raise RuntimeError(f"{len(self.seconds['peer'])} rounds were timed, {self.words.rounds} were asked for")
+            raise RuntimeError(f"{len(self.seconds['peer'])} rounds were timed instead of {self.words.rounds}")
         found = {
             "work": self.words.work,
             "setting": self.words.setting,
@@ -262,17 +262,17 @@ class Turns:
 
 
 def ratio(seconds: dict[str, list[float]], pick: Callable[[list[float]], float]) -> float:
-    """Return how many times faster than the plain loop the peer is, by the picked round of each."""
+    """Return the peer's speedup over the plain loop, from the round of each that `pick` selects."""
     return pick(seconds["plain"]) / pick(seconds["peer"])
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what every environment has."""
+    """Return the versions of the software in every environment."""
     return {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 def command_line() -> argparse.Namespace:
-    """Read the words that the driver gives to every script."""
+    """Parse the arguments that run.py passes to every script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", choices=list(WORKS), required=True)
     parser.add_argument("--setting", required=True)

@@ -95,13 +95,13 @@ def test_the_command_writes_a_table_and_json(tmp_path):
     [
         ("--nets no-such", "unknown nets"),
         ("--nets ,", "at least one"),
-        ("--runs x", "whole numbers"),
+        ("--runs x", "integers"),
         ("--runs 0", "runs must be at least 1"),
         ("--turns 0", "turns must be at least 1"),
         ("--precisions half", "unknown precisions"),
         ("--samples 5", "samples must be at least 200"),
-        ("--json /no/such/folder/x.json", "in a folder that is there"),
-        ("--json /", "in a folder that is there"),
+        ("--json /no/such/folder/x.json", "in an existing directory"),
+        ("--json /", "in an existing directory"),
     ],
 )
 def test_wrong_words_are_refused(words, text):

@@ -39,7 +39,7 @@ def test_run_shows_progress_and_writes_a_folder(fedcat_command, tmp_path):
     lines = [line for line in out.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
     assert all("rounds/s" in line and "left" in line and "fedcat" in line for line in lines)
-    assert "folder    runs/fedcat-digits-1" in out
+    assert "directory runs/fedcat-digits-1" in out
     assert "note: rounds = 3 is not a multiple of K = 2" in err
     assert (tmp_path / "runs" / "fedcat-digits-1" / "model.safetensors").exists()
     assert "runs/fedcat-digits-2" in fedcat_command("run", *SHORT)[1]
@@ -97,7 +97,7 @@ def test_a_swept_fraction_beats_a_files_k(fedcat_command):
 def test_one_seed_has_no_deviation(fedcat_command):
     _, out, _ = fedcat_command("compare", "--seeds", "1", *SHORT)
     assert "±" not in out
-    assert "of one seed" in out
+    assert "one seed" in out
 
 
 def test_without_a_command_the_help_is_shown(fedcat_command):
@@ -140,13 +140,16 @@ BAD = [
     (run_with("--net", "lab-mnist"), "net 'lab-mnist' takes inputs of shape (1, 28, 28)"),
     (run_with("--engine", "stack"), "unknown engine 'stack': did you mean 'stacked'?"),
     (run_with("--partition", "dir"), "unknown partition 'dir': available: dirichlet,"),
-    (run_with("--min-samples", "20"), "partition 'dirichlet' with alpha 0.5 gave no draw of at least min_samples = 20"),
+    (
+        run_with("--min-samples", "20"),
+        "partition 'dirichlet' with alpha 0.5 found no draw with at least min_samples = 20",
+    ),
     (run_with("--device", "tpu"), "device 'tpu' cannot be used"),
-    (run_with("--net", "theirs:Wide"), "net Wide gives an output of shape (11,), the dataset has 10 classes"),
+    (run_with("--net", "theirs:Wide"), "net Wide has output shape (11,), but the dataset has 10 classes"),
     (run_with("--net", "theirs:Missing"), "net 'theirs:Missing' cannot be imported"),
     (run_with("bad.toml"), "unknown setting 'alhpa': did you mean 'alpha'?"),
     (run_with("nowhere.toml"), "settings file 'nowhere.toml' does not exist"),
-    (run_with("--out", "full"), "out folder 'full' holds a run already"),
+    (run_with("--out", "full"), "out directory 'full' already holds a run"),
     (run_with("-o", "epsilon"), "option must have the form NAME=VALUE, got 'epsilon'"),
     (run_with("-o", "mu=1"), "unknown option of fedcat 'mu'"),
     (run_with("--method", "fedavg", "-o", "mu=1"), "unknown option of fedavg 'mu': available: weighting"),
@@ -167,18 +170,21 @@ BAD = [
         "data_dir must be an existing directory, got 'nowhere'",
     ),
     (run_with("--dataset", "mnist", "--data-dir", "nowhere", "--alpha", "0"), "alpha must be > 0, got 0"),
-    (run_with("--dataset", "npz"), "dataset 'npz' needs its option path: -d path=..."),
-    (run_with("--dataset", "folder", "-d", "path=5"), "folder.path must name a folder of class-named folders, got '5'"),
+    (run_with("--dataset", "npz"), "dataset 'npz' needs the option path: -d path=..."),
+    (
+        run_with("--dataset", "folder", "-d", "path=5"),
+        "folder.path must be a directory with one subdirectory per class, got '5'",
+    ),
     (run_with("--preset", "lba", "--dataset", "mnist"), "unknown preset 'lba': did you mean 'lab'?"),
     (
         run_with("--preset", "lab"),
         "preset 'lab' must be used with one of its datasets, mnist, cifar10, cifar100, femnist",
     ),
-    (run_with("--partition", "natural"), "partition 'natural' needs data whose samples have owners"),
+    (run_with("--partition", "natural"), "partition 'natural' needs samples with owners"),
     (["presets", "lab", "digits"], "preset 'lab' must be used with one of its datasets"),
     (["data", "get", "digits"], "dataset 'digits' cannot be downloaded"),
     (["data", "get", "mnits"], "unknown dataset to download 'mnits': did you mean 'mnist'?"),
-    (["data", "show", "digits", "--out", "a.bmp"], "the picture's name must end in .png, .svg, .pdf, got 'a.bmp'"),
+    (["data", "show", "digits", "--out", "a.bmp"], "the plot's file name must end in .png, .svg, .pdf, got 'a.bmp'"),
     (["data", "show", "digit"], "unknown dataset 'digit': did you mean 'digits'?"),
     (["data", "show", "digits", "--alpha", "0"], "alpha must be > 0, got 0"),
     (["compare", "reserved.toml"], "unknown setting 'seeds': did you mean 'seed'?"),
@@ -188,7 +194,7 @@ BAD = [
     (["compare", "--methods", "fedavg,fedact"], "unknown method 'fedact': did you mean 'fedcat'?"),
     (["compare", "--sweep", "lr=0.1", "--sweep", "lr=0.2"], "sweep must set lr only once"),
     (["compare", "--sweep", "lr=0.1,0.2", "--lr", "0.3"], "lr must be set or swept, got both"),
-    (["compare", "--out", "full"], "out folder 'full' holds a run already"),
+    (["compare", "--out", "full"], "out directory 'full' already holds a run"),
     (["compar"], "No such command 'compar'"),
 ]
 

@@ -27,7 +27,7 @@ from small_data import (
 )
 
 from fedcat.data.files import download
-from fedcat.data.files.catalogue import SOURCES
+from fedcat.data.files.catalog import SOURCES
 
 SOURCE = Path(__file__).parents[2] / "src"
 SHORT = ["--clients", "6", "--min-samples", "1", "--rounds", "2", "--epochs", "1"]
@@ -64,7 +64,7 @@ def test_show_writes_a_table_and_takes_options(fedcat_command):
     words = ["--partition", "iid", "--clients", "7", "--rows", "2", "--out", "a.svg", "--csv", "a.csv"]
     code, out, _ = fedcat_command("data", "show", "digits", *words)
     assert code == 0
-    assert "and 5 clients more: --rows 0 lists all" in out
+    assert "and 5 more clients; --rows 0 lists all" in out
     with Path("a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sum(int(row["samples"]) for row in rows) == 1437
@@ -73,7 +73,7 @@ def test_show_writes_a_table_and_takes_options(fedcat_command):
     code, _, err = fedcat_command("data", "show", "digits", "--csv", "nowhere/a.csv")
     assert (code, err) == (2, "error: csv file 'nowhere/a.csv' cannot be written: no directory 'nowhere'\n")
     before = set(Path().iterdir())
-    assert fedcat_command("data", "show", "digits", "--no-picture")[0] == 0
+    assert fedcat_command("data", "show", "digits", "--no-plot")[0] == 0
     assert set(Path().iterdir()) == before
 
 
@@ -99,7 +99,7 @@ def test_without_a_network_one_line_says_what_to_do(fedcat_command, monkeypatch,
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert err.startswith(f"error: dataset 'mnist' is not in {own_cache} and cannot be downloaded (http://127.0.0.1:9/")
-    assert "by hand: put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte" in err
+    assert "put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte" in err
     assert not own_cache.exists() or not [p for p in own_cache.rglob("*") if p.is_file()]
 
 
@@ -108,10 +108,13 @@ def test_without_a_network_one_line_says_what_to_do(fedcat_command, monkeypatch,
     [
         (
             lambda content: content[:-1],
-            "has 94,095 bytes, the published file has 94,096: it is cut off, or another file; put the",
+            "has 94,095 bytes, but the published file has 94,096: it is truncated or a different file; replace",
         ),
-        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "it is damaged, or another file"),
-        (lambda content: b"hello", "has 5 bytes, the published file has 94,096: it is cut off, or another file"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "it is damaged or a different file"),
+        (
+            lambda content: b"hello",
+            "has 5 bytes, but the published file has 94,096: it is truncated or a different file",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_line(fedcat_command, mnist, own_cache, damage, message):
@@ -223,7 +226,7 @@ def test_names_that_look_like_markup_or_formulas_are_names(fedcat_command, tmp_p
         (["-d", "std=[0]"], "std must be a list of numbers, none of them 0, got [0]"),
         (["--clients", "10", "--per-round", "20"], "per_round must be at least 1 and at most the 10 clients, got 20"),
         (["-o", "epsilon=abc"], "fedcat.epsilon must be a number, got 'abc'"),
-        (["--out", "full"], "out folder 'full' holds a run already"),
+        (["--out", "full"], "out directory 'full' already holds a run"),
         (["--device", "tpu"], "device 'tpu' cannot be used"),
     ],
 )
@@ -247,7 +250,7 @@ def test_what_a_preset_replaces_in_a_file_is_said(fedcat_command, mnist):
     assert "seed = 3" in Path("g/settings.toml").read_text()
     words = ["run", "g/settings.toml", "--preset", "paper", *SHORT, "--out", "h"]
     assert "says of: net lab-mnist, momentum 0.5\n" in fedcat_command(*words)[2]
-    assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 clients per round; 1 epochs" in out
+    assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 client per round; epochs 1" in out
 
 
 def test_what_has_no_effect_is_noted(fedcat_command):

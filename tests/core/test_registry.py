@@ -31,7 +31,7 @@ def test_a_name_like_no_other_brings_the_list_alone(registry):
 
 
 def test_a_name_is_taken_once(registry):
-    with pytest.raises(SettingError, match="'alpha' is registered already"):
+    with pytest.raises(SettingError, match="'alpha' is already registered"):
         registry.register("alpha")(3)
 
 

@@ -17,7 +17,7 @@ from small_data import (
 import fedcat
 from fedcat.core.errors import SettingError
 from fedcat.data.builtin import cifar10, cifar100, femnist, mnist
-from fedcat.data.files.catalogue import SOURCES
+from fedcat.data.files.catalog import SOURCES
 
 
 @pytest.fixture
@@ -112,9 +112,7 @@ def test_writers_with_few_samples_are_left_out(small):
         SettingError, match=r"femnist.writers must be at most 5, .* keep = 18 samples, or 0 for all of them, got 6"
     ):
         femnist(data_dir=small, writers=6, keep=18)
-    with pytest.raises(
-        SettingError, match=r"femnist.keep must be at most 22, the samples of the largest writer, got 100"
-    ):
+    with pytest.raises(SettingError, match=r"femnist.keep must be at most 22, the size of the largest writer, got 100"):
         femnist(data_dir=small)
     with pytest.raises(SettingError, match=r"femnist.writers must be at most"):
         femnist(data_dir=small, writers=-1, keep=1)
@@ -140,9 +138,9 @@ def test_what_has_no_effect_on_writers_is_refused(small):
     for given in ({"alpha": 0.1}, {"alpha": 0.1, "preset": "lab"}):
         with pytest.raises(SettingError, match="alpha has no effect on 'femnist', whose clients are the owners"):
             fedcat.run(**words, **given)
-    with pytest.raises(SettingError, match=r"clients must be 4, the owners of the samples of 'femnist'.* got 9"):
+    with pytest.raises(SettingError, match=r"clients must be 4, the number of owners in 'femnist'.* got 9"):
         fedcat.run(**words, clients=9)
-    with pytest.raises(SettingError, match=r"min_samples must be at most 1., the samples of the smallest owner"):
+    with pytest.raises(SettingError, match=r"min_samples must be at most 1., the size of the smallest owner"):
         fedcat.run(**words, min_samples=100)
 
 

@@ -44,10 +44,10 @@ def test_a_million_clients_are_no_burden():
 @pytest.mark.parametrize(
     ("owner", "more", "message"),
     [
-        ([0, 1], {}, "owner must hold one client number for each of the 3 training samples"),
+        ([0, 1], {}, "owner must hold one client index for each of the 3 training samples"),
         ([0.0, 1.0, 2.0], {}, "of float64"),
         ([0, 0, 2], {}, "owner gives client 1 no training sample"),
-        ([0, 1, 2], {"clients": 2}, r"owner must lie in 0 \.\. 1, got 0 \.\. 2"),
+        ([0, 1, 2], {"clients": 2}, r"owner must be in 0 \.\. 1, got 0 \.\. 2"),
         ([-1, 0, 1], {}, r"got -1 \.\. 1"),
         ([0, 1, 1], {"classes": 1}, "classes must be at least"),
     ],
@@ -81,13 +81,13 @@ def test_numbers_without_a_rule():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([[1.0]], [0, 1], "one class number for each of the 1 samples"),
+        ([[1.0]], [0, 1], "one class label for each of the 1 samples"),
         (np.zeros((0, 2)), [], "at least one sample"),
-        ([[1.0]], [-1], "class numbers from 0, got -1"),
+        ([[1.0]], [-1], "class labels >= 0, got -1"),
         ([["a"]], [0], "x must hold numbers"),
         ([[float("nan")]], [0], "x must hold finite numbers"),
         ([[1.0], [1.0, 2.0]], [0, 1], "x must be one array"),
-        ([[1.0]], [0.9], "y must hold whole class numbers"),
+        ([[1.0]], [0.9], "y must hold integer class labels"),
     ],
 )
 def test_bad_arrays_are_refused(x, y, message):

@@ -103,7 +103,7 @@ def test_iid_clients_see_all_classes_alike():
 def test_the_digits_give_fifty_clients_one_sample_each_but_never_ten():
     labels = digits().train.y.numpy()
     assert np.bincount(partition("dirichlet", labels, 50, 0, alpha=0.1)).min() >= 1
-    with pytest.raises(SettingError, match=r"no draw of at least min_samples = 10 .* in 50 tries"):
+    with pytest.raises(SettingError, match=r"no draw with at least min_samples = 10 .* in 50 tries"):
         partition("dirichlet", labels, 50, 0, alpha=0.1, min_samples=10, tries=50)
 
 
@@ -114,11 +114,11 @@ def test_the_digits_give_fifty_clients_one_sample_each_but_never_ten():
         ({"min_samples": 101}, "min_samples must be at most 100 .* got 101"),
         ({"how": "shards", "shards": 200}, "shards must be at most 100 .* got 200"),
         ({"how": "dirichle"}, "unknown partition 'dirichle': did you mean 'dirichlet'"),
-        ({"alpha": 1e-6, "tries": 3}, "alpha 1e-06 gave no draw"),
+        ({"alpha": 1e-6, "tries": 3}, "alpha 1e-06 found no draw"),
         ({"alpha": -0.5}, "alpha must be > 0, got -0.5"),
         ({"alpha": float("inf")}, "alpha must be > 0 and finite, got inf"),
         ({"how": "iid", "alpha": 0.5}, "partition 'iid' has no options, got 'alpha'"),
-        ({"how": lambda labels, clients, rng: [0, 1]}, "must return one client number for each of the 2000 samples"),
+        ({"how": lambda labels, clients, rng: [0, 1]}, "must return one client index for each of the 2000 samples"),
         ({"how": lambda labels, clients, rng: labels + 90}, r"must return clients in 0 \.\. 19, got 90 \.\. 99"),
         ({"how": lambda labels: labels}, r"must be a function of \(labels, clients, rng"),
     ],

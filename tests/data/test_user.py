@@ -56,9 +56,9 @@ def test_a_drawn_test_set_takes_its_share_of_every_owner_and_leaves_each_a_sampl
 @pytest.mark.parametrize(
     ("owner", "message"),
     [
-        ([1, 2], r"owner must hold one number or text for each of the 60 samples, got shape \(2,\)"),
-        (np.arange(60) / 2, "owner must hold one number or text for each .* of float64"),
-        ([None] * 60, "owner must hold one number or text for each .* of object"),
+        ([1, 2], r"owner must hold one integer or string for each of the 60 samples, got shape \(2,\)"),
+        (np.arange(60) / 2, "owner must hold one integer or string for each .* of float64"),
+        ([None] * 60, "owner must hold one integer or string for each .* of object"),
     ],
 )
 def test_owners_that_are_none_are_refused(owner, message):
@@ -67,7 +67,7 @@ def test_owners_that_are_none_are_refused(owner, message):
 
 
 def test_owners_who_all_have_one_sample_leave_no_test_set():
-    with pytest.raises(SettingError, match="leaves a part empty"):
+    with pytest.raises(SettingError, match="leaves an empty training or test set"):
         fedcat.Dataset.from_arrays(X, Y, owner=np.arange(60))
 
 
@@ -112,12 +112,12 @@ def test_a_column_of_a_torch_dataset_names_the_owners():
 @pytest.mark.parametrize(
     ("dataset", "words", "message"),
     [
-        (5, {}, "train must be a torch Dataset with a length"),
-        (Listed([1, 2]), {}, r"whose items are \(input, class number\)"),
+        (5, {}, "train must be a torch Dataset that has a length"),
+        (Listed([1, 2]), {}, r"and items \(input, class label\)"),
         (Listed([(np.zeros(2), 1)] * 3), {"owner": 2}, "with the owner at position 2"),
         (Listed([(np.zeros(2), 0), (np.zeros(3), 1)]), {}, r"inputs of one shape, got \(2,\) and \(3,\)"),
         (Listed([]), {}, "train must hold at least one sample, got none"),
-        (Listed([(np.zeros(2), 0.7), (np.zeros(2), 1)]), {}, "y must hold whole class numbers, got fractions"),
+        (Listed([(np.zeros(2), 0.7), (np.zeros(2), 1)]), {}, "y must hold integer class labels, got fractions"),
         (Listed([(np.zeros(2), "cat"), (np.zeros(2), "dog")]), {}, "y must hold numbers, got an array of <U3"),
     ],
 )
@@ -166,7 +166,7 @@ def test_what_is_no_npz_is_said(tmp_path, kind):
         with path.open("wb") as file:
             np.save(file, X)
     with pytest.raises(
-        DataError, match=r"mine\.npz (must hold x and y|cannot be read as an \.npz file|is no \.npz file)"
+        DataError, match=r"mine\.npz (must hold x and y|cannot be read as an \.npz file|is not an \.npz file)"
     ):
         fedcat.load_dataset("npz", path=str(path))
 
@@ -177,7 +177,7 @@ def test_keys_and_labels_that_are_probably_mistakes_are_said(tmp_path):
     with pytest.raises(DataError, match=r"mine.npz must hold x and y, .* got owners, x, y"):
         fedcat.load_dataset("npz", path=path)
     np.savez(path, x=X, y=Y + 1)
-    with pytest.raises(DataError, match=r"mine.npz: y must hold class numbers from 0, got none below 1: count from 0"):
+    with pytest.raises(DataError, match=r"mine.npz: y must hold class labels from 0, got none below 1: count from 0"):
         fedcat.load_dataset("npz", path=path)
     assert fedcat.load_dataset("npz", path=path, classes=4).classes == 4
     np.savez(path, x=X, y=Y, x_test=X, y_test=Y + 3)
@@ -231,10 +231,10 @@ def test_a_folder_may_state_its_split(photos, tmp_path):
         for name in ("a", "b"):
             for i in range(count):
                 picture(base / part / name / "deeper" / f"{i}.jpg", i)
-    data = fedcat.Dataset.from_folder(base, colour=False, size=8)
+    data = fedcat.Dataset.from_folder(base, color=False, size=8)
     assert (len(data.train), len(data.test), data.train.shape) == (8, 4, (1, 8, 8))
     picture(base / "test" / "c" / "0.png", 1)
-    with pytest.raises(DataError, match="must hold only classes of the training images, got 'c' as well"):
+    with pytest.raises(DataError, match="must hold only classes that occur in training, got 'c'"):
         fedcat.Dataset.from_folder(base)
 
 
@@ -247,17 +247,17 @@ def test_a_table_names_the_owners_of_images(photos):
     assert fed.sizes.tolist() == [8, 8]
     assert (fed.train.x[fed.indices(0)][:, 0, 0, 0] % 100 < 5).all()
     table.write_text("file,owner\n" + "\n".join(rows[1:]) + "\n")
-    with pytest.raises(DataError, match=r"owners.csv must name the owner of every training image, got none for cat.0"):
+    with pytest.raises(DataError, match=r"owners.csv must list the owner of every training image, got none for cat.0"):
         fedcat.Dataset.from_folder(photos, owners=table)
     table.write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="must be a CSV file with the columns file and owner"):
+    with pytest.raises(DataError, match="must be a CSV file with columns file and owner"):
         fedcat.Dataset.from_folder(photos, owners=table)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         fedcat.Dataset.from_folder(photos, owners="nowhere.csv")
     table.write_text("\ufefffile,owner\n" + "\n".join(rows) + "\n", encoding="utf-8")  # as spreadsheets write it
     assert fedcat.Dataset.from_folder(photos, owners=table).owner_names == ("ann", "bob")
     table.write_text("file,owner\n" + "\n".join([*rows, "cat/./0.png,eve"]) + "\n")
-    with pytest.raises(DataError, match=r"must name every file once, got cat.0.png twice"):
+    with pytest.raises(DataError, match=r"must list each file once, got cat.0.png twice"):
         fedcat.Dataset.from_folder(photos, owners=table)
 
 
@@ -276,7 +276,7 @@ def test_links_to_one_image_keep_their_own_owners(tmp_path):
 
 def test_pixels_that_would_be_clipped_are_refused(photos):
     Image.fromarray(np.full((4, 6), 3000, dtype=np.uint16)).save(photos / "cat" / "deep.png")
-    with pytest.raises(DataError, match=r"deep.png has pixels of mode I(;16)?: convert it to 8 bits a channel first"):
+    with pytest.raises(DataError, match=r"deep.png has pixel mode I(;16)?: convert it to 8 bits per channel first"):
         fedcat.Dataset.from_folder(photos)
     with pytest.raises(SettingError, match=r"folder.size must be at least 0, got -5"):
         fedcat.Dataset.from_folder(photos, size=-5)
@@ -284,15 +284,15 @@ def test_pixels_that_would_be_clipped_are_refused(photos):
 
 def test_bytes_to_train_and_fractions_to_test_are_refused():
     data = fedcat.Dataset.from_arrays(np.zeros((6, 2), dtype=np.uint8), [0, 1] * 3, (np.zeros((2, 2)), [0, 1]))
-    with pytest.raises(SettingError, match="test inputs must be bytes as in training, got floating numbers"):
+    with pytest.raises(SettingError, match="test inputs must be bytes, as in training, got floating-point numbers"):
         data.divide(2, "iid")
 
 
 def test_what_is_no_folder_of_images_is_said(photos, tmp_path):
-    with pytest.raises(DataError, match=r"folder\.path must name a folder"):
+    with pytest.raises(DataError, match=r"folder\.path must be a directory"):
         fedcat.Dataset.from_folder(tmp_path / "nowhere")
     picture(photos / "dog" / "large.png", 1, size=(9, 9))
-    with pytest.raises(DataError, match=r"large.png has 9 x 9 pixels, .*0.png 6 x 4: scale them .* -d size=32"):
+    with pytest.raises(DataError, match=r"large.png has 9 x 9 pixels, .*0.png has 6 x 4: scale them .* -d size=32"):
         fedcat.Dataset.from_folder(photos)
     (photos / "dog" / "broken.png").write_bytes(b"PNG?")
     with pytest.raises(DataError, match=r"broken.png cannot be read as an image"):
@@ -301,10 +301,10 @@ def test_what_is_no_folder_of_images_is_said(photos, tmp_path):
     with pytest.raises(DataError, match=r"empty must hold images \(.png"):
         fedcat.Dataset.from_folder(photos, size=8)
     (photos / "train").mkdir()
-    with pytest.raises(DataError, match="holds train but not test: state both or none"):
+    with pytest.raises(DataError, match="holds train but not test: provide both or neither"):
         fedcat.Dataset.from_folder(photos)
     (tmp_path / "one" / "a").mkdir(parents=True)
-    with pytest.raises(DataError, match="a folder for each of at least two classes, got 1"):
+    with pytest.raises(DataError, match="one directory per class for at least two classes, got 1"):
         fedcat.Dataset.from_folder(tmp_path / "one")
 
 

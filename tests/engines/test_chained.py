@@ -85,7 +85,7 @@ def test_training_by_hand_agrees_with_the_sequential_engine(method, exact):
         sim = simulate(method, federation([3, 9, 5, 12, 7]), layout_of(digits_net()), engine, exact=exact, **words)
         sim.run()
         rows.append(sim.method.row)
-    assert sim.engine.kernels(sim.task) == "products by hand"
+    assert sim.engine.kernels(sim.task) == "hand-written gradients"
     assert apart(*rows) < 1e-12
 
 
@@ -119,7 +119,7 @@ def test_gradients_that_differ_are_not_used(monkeypatch):
 
     monkeypatch.setattr(Chained, "gradients", wrong)
     layout, pool = layout_of(digits_net()), pool_of()
-    with pytest.warns(UserWarning, match="by hand differ from autograd's by 0.1: training goes on"):
+    with pytest.warns(UserWarning, match="hand-written gradients differ from autograd's by 0.1: training continues"):
         assert chained_of(layout, pool, 10) is None
     assert chained_of(layout, pool, 10) is None
 
@@ -137,5 +137,5 @@ def test_exact_bits_do_not_depend_on_what_is_beside():
                 sim.absorb(own)
                 sim.record()
         rows.append(sims[-1].method.row)
-        assert engine.kernels(sims[-1].task) == "products by hand"
+        assert engine.kernels(sims[-1].task) == "hand-written gradients"
     assert all(torch.equal(row, rows[0]) for row in rows)

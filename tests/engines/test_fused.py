@@ -124,7 +124,8 @@ def test_gradients_are_those_of_autograd(name, kind):
 
 
 def test_a_row_does_not_depend_on_the_others_nor_on_the_room():
-    layout = layout_of(digits_net(), torch.float32, DEVICE)
+    net = digits_net() if DEVICE == "cuda" else odd()  # Triton's interpreter takes 20 s for the digits' net
+    layout = layout_of(net, torch.float32, DEVICE)
     pool = stored("bytes").to(layout.device)
     chain = chain_of(layout, pool)
     many = launch(layout, pool, 5, [2, 1, 2, 2])
@@ -188,7 +189,7 @@ def with_another():
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Linear(9, 10)), "ReLU between"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Flatten(), nn.Linear(18, 10)), "stride"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, (3, 1)), nn.Flatten(), nn.Linear(96, 10)), "square"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 1, padding=1), nn.Flatten(), nn.Linear(200, 10)), "padded by more"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 1, padding=1), nn.Flatten(), nn.Linear(200, 10)), "padded by its"),
         (
             lambda: nn.Sequential(
                 nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(12, 1, 6), nn.Flatten(), nn.Linear(162, 10)
@@ -201,9 +202,9 @@ def with_another():
         (lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(64, 10)), "some dimensions"),
         (lambda: nn.Sequential(CenterCrop(4), nn.Flatten(), nn.Linear(16, 10)), "no convolution sees"),
         (lambda: nn.Sequential(CenterCrop(7), nn.Flatten(), nn.Linear(49, 10)), "no convolution sees"),
-        (lambda: nn.Sequential(CenterCrop(7), CenterCrop(6), nn.Conv2d(1, 2, 3)), "elsewhere"),
-        (with_another, "no layer is made"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), CenterCrop(4), nn.Flatten(), nn.Linear(32, 10)), "elsewhere"),
+        (lambda: nn.Sequential(CenterCrop(7), CenterCrop(6), nn.Conv2d(1, 2, 3)), "than its input"),
+        (with_another, "no layer uses"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), CenterCrop(4), nn.Flatten(), nn.Linear(32, 10)), "than its input"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10)), "buffers"),
     ],
 )
@@ -390,4 +391,4 @@ def test_a_loss_of_its_own_goes_without_them(replayed):
     layout = layout_of(digits_net(), torch.float32, DEVICE)
     sim = simulate(FedGen, fed, layout, "stacked", rounds=1, k=2, epochs=1)
     sim.run()
-    assert "loss of its own" in sim.engine.kernels(sim.task)
+    assert "its own loss" in sim.engine.kernels(sim.task)

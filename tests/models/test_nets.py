@@ -59,7 +59,7 @@ def test_data_of_another_shape_is_refused():
 
 
 def test_a_wrong_number_of_outputs_is_refused():
-    with pytest.raises(SettingError, match=r"shape \(12,\), the dataset has 10 classes"):
+    with pytest.raises(SettingError, match=r"shape \(12,\), but the dataset has 10 classes"):
         check_outputs(nn.Linear(4, 12), torch.zeros(2, 4), 10)
     with pytest.raises(SettingError, match="does not take inputs of shape"):
         check_outputs(nn.Linear(5, 10), torch.zeros(2, 4), 10)

@@ -31,5 +31,5 @@ def test_a_picture_can_be_a_drawing(tmp_path):
 def test_a_picture_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(SettingError, match=r"must end in .png, .svg, .pdf, got 'a.gif'"):
         draw_partition(digits().divide(5, "iid"), "a.gif")
-    with pytest.raises(SettingError, match="cannot be written: there is no folder"):
+    with pytest.raises(SettingError, match="cannot be written: no directory"):
         draw_partition(digits().divide(5, "iid"), tmp_path / "nowhere" / "a.png")

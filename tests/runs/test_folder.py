@@ -114,7 +114,7 @@ def test_a_users_net_is_needed_to_load_a_users_net(tmp_path):
         fedcat.load_model(tmp_path / "run")
     back = fedcat.load_model(tmp_path / "run", net=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     assert torch.equal(back[1].weight, result.model()[1].weight)
-    with pytest.raises(SettingError, match="net does not fit"):
+    with pytest.raises(SettingError, match="net does not match"):
         fedcat.load_model(tmp_path / "run", net=nn.Linear(64, 10))
     assert not torch.equal(net[1].weight, back[1].weight)
 
@@ -137,7 +137,7 @@ def test_objects_without_a_name_are_marked_in_the_settings(tmp_path):
     fedcat.run(out=tmp_path / "run", **{**SHORT, "dataset": data, "net": "digits-cnn", "min_samples": 1})
     given = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
     assert given["dataset"] == "<digits>"
-    with pytest.raises(SettingError, match="dataset '<digits>' was an object given in Python"):
+    with pytest.raises(SettingError, match="dataset '<digits>' was passed as a Python object"):
         fedcat.run(**given)
 
 
@@ -148,11 +148,11 @@ def test_a_run_that_fails_in_its_first_round_leaves_nothing(tmp_path):
 
 
 def test_a_folder_that_holds_something_is_left_alone(finished, tmp_path):
-    with pytest.raises(SettingError, match="holds a run already"):
+    with pytest.raises(SettingError, match="already holds a run"):
         fedcat.run(out=finished.folder, **SHORT)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(SettingError, match="exists and is not empty"):
+    with pytest.raises(SettingError, match="is not empty"):
         fedcat.run(out=tmp_path / "mine", **SHORT)
     with pytest.raises(SettingError, match="cannot be written"):
         fedcat.run(out=finished.folder / "run.json" / "below", **SHORT)

@@ -138,7 +138,7 @@ def test_a_method_that_waits_for_nobody_is_an_error():
         def plan(self, until):
             return []
 
-    with pytest.raises(RuntimeError, match="waits for replies that nobody owes"):
+    with pytest.raises(RuntimeError, match="waits for replies that are not outstanding"):
         simulate(Stuck, FED, LAYOUT).run()
 
 

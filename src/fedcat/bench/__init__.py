@@ -1,1 +1,1 @@
-"""How fast this machine trains: fedcat beside a plain PyTorch loop, in one process."""
+"""Training speed on this machine: fedcat against a plain PyTorch loop in the same process."""

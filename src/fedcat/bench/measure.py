@@ -1,4 +1,4 @@
-"""Times the engines beside the plain loop, and the machine's products of matrices beside both."""
+"""Timing of the engines, the plain loop, and the machine's matrix products."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedcat.models.traits import traits
 from fedcat.runs.simulation import Simulation, step_together
 
 PASSES = 3
-"""A step's arithmetic counts as three forward passes: forward, and backward to inputs and to weights."""
+"""The arithmetic of a step, in forward passes: forward, backward to the inputs, backward to the weights."""
 WARM = 8
-"""Rounds on a GPU before those that are timed: until every width has been captured."""
+"""Warm-up rounds on a GPU, until the steps of every width have been captured."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to do the work: an engine, a precision, and how many runs side by side."""
+    """One way to do the work: an engine, a precision, and the number of runs side by side."""
 
     engine: str = "auto"
     precision: str = "fp32"
@@ -34,28 +34,28 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of one way.
+    """The measurements of one case.
 
     Attributes
     ----------
     seconds : float
-        Of a round of one run: the median over the turns.
+        Time of a round of one run, the median over the turns.
     ratio, loader_ratio : float
-        How many times longer the plain loop took for the same work in the same turns, and the one with a DataLoader.
+        How many times longer the plain loop took for the same work in the same turns, without and with a DataLoader.
     step : float
-        Seconds a client's step.
+        Seconds per local step.
     start : float
-        Seconds of the first round, in which kernels are compiled and steps captured.
+        Seconds of the first round, which compiles kernels and captures steps.
     rate : float
-        Operations a second that training reached.
+        Operations per second of training.
     share : float
-        That over the rate that products of large matrices reached in the same precision, a share.
+        `rate` as a fraction of the rate of large matrix products in the same precision.
     engine, kernels : str
-        What trained.
+        The engine and the kernels that trained.
     exact : bool
-        Whether a row's bits did not depend on the others.
+        Whether a row's bits were independent of the other rows.
     memory : float
-        Bytes of the GPU at most in the first rounds, the data and the loop's included; 0 on a CPU.
+        Peak GPU bytes in the first rounds, including the data and the plain loop; 0 on a CPU.
     """
 
     net: str
@@ -73,12 +73,12 @@ class Timing:
     memory: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the measurements as plain values."""
         return asdict(self)
 
 
 def clock(work: Callable[[], object], device: torch.device) -> float:
-    """Return how long a call takes, to the end of what it started on a GPU."""
+    """Return the seconds that a call takes, including the work it starts on a GPU."""
     wait(device)
     begin = time.perf_counter()
     work()
@@ -93,7 +93,7 @@ def wait(device: torch.device) -> None:
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """Return the operations a second that products of large matrices reach here."""
+    """Return the operations per second of large matrix products on this machine."""
     size = 8192 if device.type == "cuda" else 1024
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.rand(size, size, device=device).to(kind) for _ in range(2))
@@ -104,16 +104,16 @@ def matrix_rate(device: torch.device, precision: str) -> float:
 
 
 class Bench:
-    """The plain loop on one net's work, against which ways to do the same are timed.
+    """Times cases against the plain loop on the workload of one net.
 
     Parameters
     ----------
-    work : Work
-        What to do.
+    work : Workload
+        The workload.
     device : torch.device
-        Where.
+        The device to train on.
     turns : int
-        Rounds that are timed; the loop and the engine take turns.
+        Rounds to time; the loop and the engine alternate.
     """
 
     def __init__(self, work: Workload, device: torch.device, turns: int = 3) -> None:
@@ -128,7 +128,7 @@ class Bench:
         self._rates: dict[str, float] = {}
 
     def _best_threads(self) -> int:
-        """Return with how many threads the plain loop is fastest; both settings run the same round."""
+        """Return the number of threads with which the plain loop is fastest, timed on the same clients."""
         clients = [int(client) for client in range(min(self.work.per_round, self.work.clients))]
         for loop in self.loops.values():
             loop.prepare(clients)
@@ -141,13 +141,13 @@ class Bench:
         return min(tried, key=lambda count: tried[count])
 
     def rate(self, precision: str) -> float:
-        """Return the machine's matrix rate in a precision, measured once."""
+        """Return the machine's matrix rate in a precision; it is measured once."""
         if precision not in self._rates:
             self._rates[precision] = matrix_rate(self.device, precision)
         return self._rates[precision]
 
     def time(self, case: Case) -> Timing:
-        """Time one way in turns with both loops."""
+        """Time one case, alternating with both loops."""
         settings = {"engine": case.engine, "precision": case.precision, "exact": case.exact}
         simulations = self.work.simulations(case.runs, self.data, device=str(self.device), **settings)
         engine = simulations[0].engine
@@ -182,7 +182,7 @@ class Bench:
         )
 
     def _turn(self, simulations: Sequence[Simulation]) -> tuple[float, float, float, int]:
-        """Return the seconds of one round of all runs, of both loops for the same steps, and how many steps."""
+        """Return the seconds of one round of all runs, of both loops for as many steps, and the number of steps."""
         ours = clock(lambda: step_together(simulations), self.device)
         records = [simulation.history[-1] for simulation in simulations]
         steps = sum(self.work.steps(s, r.clients) for s, r in zip(simulations, records, strict=True))

@@ -1,4 +1,4 @@
-"""The loop that everyone writes: one model, an optimiser for each client, one client after the other."""
+"""The usual hand-written loop: one model, a new optimizer per client, clients one after another."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class PlainLoop:
 
     Parameters
     ----------
-    work : Work
-        What to do.
+    work : Workload
+        The workload.
     like : Simulation
-        Whose clients, samples and place (CPU or GPU) it shares.
+        The simulation whose clients, samples and device it uses.
     loader : bool
-        Take batches from a ``DataLoader`` instead of slicing a tensor.
+        Take batches from a ``DataLoader`` instead of slicing tensors.
     """
 
     def __init__(self, work: Workload, like: Simulation, loader: bool = False) -> None:
@@ -37,14 +37,14 @@ class PlainLoop:
         self.clients: dict[int, tuple[Tensor, Tensor]] = {}
 
     def prepare(self, clients: list[int]) -> None:
-        """Put the samples of some clients into memory as a user's script would hold them, as float tensors."""
+        """Load the samples of `clients` into memory as float tensors, as a user's script would."""
         for client in clients:
             if client not in self.clients:
                 index = torch.from_numpy(self.task.federation.indices(client)).to(self.device)
                 self.clients[client] = self.task.pool.inputs(index, torch.float32), self.task.pool.y[index]
 
     def round(self, clients: list[int]) -> None:
-        """Train some clients and average their models by samples."""
+        """Train `clients` and average their models, weighted by samples."""
         total: dict[str, Tensor] = {}
         weight = sum(len(self.clients[client][1]) for client in clients)
         for client in clients:

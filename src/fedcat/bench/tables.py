@@ -1,4 +1,4 @@
-"""The bench's figures as a table and as JSON."""
+"""Benchmark results as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcat.version import __version__
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what the figures were measured on."""
+    """Return the hardware and the software versions of the measurements."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "device": gpu or _processor(),
@@ -31,7 +31,7 @@ def _processor() -> str:
 
 
 def show_timings(console: Console, net: str, timings: Sequence[Timing]) -> None:
-    """Print one line for each way to train a net."""
+    """Print one line per case of a net."""
     table = Table(box=None, pad_edge=False)
     table.add_column(net, no_wrap=True)
     for name in ("runs", "round", "step", "plain", "loader", "matrix", "first"):
@@ -60,7 +60,7 @@ def _time(seconds: float) -> str:
 
 
 def figures(benches: Sequence[Bench], timings: Sequence[Timing], device: torch.device) -> dict[str, Any]:
-    """Return everything as plain values."""
+    """Return all results as plain values."""
     rates: dict[str, float] = {}
     for bench in benches:
         rates |= bench._rates
@@ -75,7 +75,7 @@ def figures(benches: Sequence[Bench], timings: Sequence[Timing], device: torch.d
             "samples": bench.work.samples or bench.work.images.samples,
             "turns": bench.turns,
             "plain_loop_threads": bench.loop_threads,
-            "flops_a_step": bench.flops,
+            "flops_per_step": bench.flops,
         }
         for bench in benches
     ]

@@ -1,4 +1,4 @@
-"""The work that is timed: FedAvg rounds on random images of a dataset's shape."""
+"""The workload to time: FedAvg rounds on random images with the shape of a dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcat.runs.simulation import Simulation
 
 @dataclass(frozen=True)
 class Images:
-    """The shape of a dataset's images, how many there are, and the batch size that its experiments use."""
+    """The shape and the number of a dataset's images, and the batch size of its experiments."""
 
     shape: tuple[int, int, int]
     samples: int
@@ -36,20 +36,20 @@ IMAGES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What a round consists of.
+    """The work of a round.
 
     Attributes
     ----------
     net : str
         The net.
     per_round, clients : int
-        K and N.
+        Clients per round (K) and in total (N).
     epochs : int
         Local epochs.
     alpha : float
-        How unevenly the samples are divided (Dirichlet).
+        Concentration of the Dirichlet partition.
     samples : int or None
-        Samples of all clients together; by default as many as the net's dataset has.
+        Total samples of all clients; by default as many as the net's dataset has.
     """
 
     net: str
@@ -61,14 +61,14 @@ class Workload:
 
     @property
     def images(self) -> Images:
-        """What the net's inputs look like."""
+        """The format of the net's inputs."""
         if self.net not in IMAGES:
             raise unknown_name("net", self.net, IMAGES)
         return IMAGES[self.net]
 
     @property
     def batch_size(self) -> int:
-        """Samples in a batch."""
+        """Samples per batch."""
         return self.images.batch_size
 
     def dataset(self) -> Dataset:
@@ -80,7 +80,7 @@ class Workload:
         return Dataset("random images", Pool(x, y), Pool(x[:1000], y[:1000]), 10)
 
     def simulations(self, runs: int, data: Dataset, **settings: Any) -> list[Simulation]:
-        """Return FedAvg simulations that differ in their seeds and are never evaluated."""
+        """Return FedAvg simulations with different seeds, which are never evaluated."""
         builder = Builder()
         given = {"dataset": data, "net": self.net, "method": "fedavg", "clients": self.clients, "alpha": self.alpha}
         given |= {"per_round": self.per_round, "epochs": self.epochs, "batch_size": self.batch_size, "data_seed": 0}
@@ -88,5 +88,5 @@ class Workload:
         return [builder.build({**given, "seed": seed}).simulation for seed in range(runs)]
 
     def steps(self, simulation: Simulation, clients: list[int]) -> int:
-        """Return how many local steps some clients take."""
+        """Return the number of local steps that `clients` take in a round."""
         return sum(self.epochs * -(-simulation.task.samples(client) // self.batch_size) for client in clients)

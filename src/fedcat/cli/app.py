@@ -159,7 +159,7 @@ def compare(
     show_notes(err, [note for note in notes if note not in comparison.notes])
     show_comparison(out, found)
     total = sum(one.simulation.seconds for one in runs)
-    show_fields(out, {"time": f"{total:.1f} s for all {len(runs)} runs", "folder": str(path)})
+    show_fields(out, {"time": f"{total:.1f} s for all {len(runs)} runs", "directory": str(path)})
 
 
 @app.command("methods")

@@ -1,4 +1,4 @@
-"""The command line's part about speed."""
+"""The command `fedcat bench`."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ out = Console(highlight=False, markup=False)
 
 
 def bench(
-    nets: Annotated[str, typer.Option(metavar="NAME,...", help="nets to train")] = "digits-cnn,lab-cifar,mcmahan-mnist",
+    nets: Annotated[str, typer.Option(metavar="NAME,...", help="nets to time")] = "digits-cnn,lab-cifar,mcmahan-mnist",
     engines: Annotated[str, typer.Option(metavar="NAME,...", help="auto, sequential, stacked")] = "auto,sequential",
     precisions: Annotated[str, typer.Option(metavar="NAME,...", help="fp32, tf32 (GPU), bf16")] = "fp32",
-    runs: Annotated[str, typer.Option(metavar="N,...", help="how many runs side by side")] = "1",
-    per_round: Annotated[int, typer.Option(help="clients in a round, K")] = 10,
-    clients: Annotated[int, typer.Option(help="the number of clients, N")] = 100,
-    epochs: Annotated[int, typer.Option(help="local epochs of a hop")] = 1,
+    runs: Annotated[str, typer.Option(metavar="N,...", help="numbers of runs side by side")] = "1",
+    per_round: Annotated[int, typer.Option(help="clients per round, K")] = 10,
+    clients: Annotated[int, typer.Option(help="number of clients, N")] = 100,
+    epochs: Annotated[int, typer.Option(help="local epochs per hop")] = 1,
     alpha: Annotated[float, typer.Option(help="concentration of the Dirichlet partition")] = 0.5,
-    samples: Annotated[int | None, typer.Option(help="samples in all; by default as in the net's dataset")] = None,
-    turns: Annotated[int, typer.Option(help="rounds that are timed, in turns with the plain loop")] = 3,
-    exact: Annotated[bool | None, typer.Option("--exact/--no-exact", help="by default on a CPU")] = None,
-    device: Annotated[str, typer.Option(help="where: auto, cpu, cuda or cuda:0 and so on")] = "auto",
-    json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
+    samples: Annotated[int | None, typer.Option(help="total samples [as in the net's dataset]")] = None,
+    turns: Annotated[int, typer.Option(help="rounds to time, alternating with the plain loop")] = 3,
+    exact: Annotated[
+        bool | None, typer.Option("--exact/--no-exact", help="same bits no matter what else runs [on for a CPU]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="PyTorch device: auto, cpu, cuda, cuda:0, ...")] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", help="write all results to this file")] = None,
 ) -> None:
-    """Time the engines beside the loop that everyone writes, in one process.
+    """Time the engines against a plain PyTorch loop in the same process.
 
-    The loop has one model, an optimiser for each client and batches sliced from a tensor, or a DataLoader. It does the
-    same FedAvg rounds on random images as the engines, in turns with them.
+    The loop has one model, a new optimizer per client, and batches sliced from a tensor or from a DataLoader. It runs
+    the same FedAvg rounds on random images as the engines, alternating with them.
 
-    Columns: round and step are the time of a round of one run and of one client's step; plain and loader say how many
-    times longer the loop took, without and with a DataLoader; matrix is the share of the rate that products of large
-    matrices reach here; first is the first round, with all that is compiled in it.
+    Columns: round and step are the times of one run's round and of one local step; plain and loader are how many times
+    longer the loop took, without and with a DataLoader; matrix is the share of the rate of large matrix products on
+    this machine; first is the time of the first round, including compilation.
     """
     where = find_device(device)
     for name, value in (("per_round", per_round), ("clients", clients), ("epochs", epochs), ("turns", turns)):
         check_bounds(name, value, at_least=1)
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        raise SettingError(f"--json must name a file in a folder that is there, got {str(json_file)!r}")
+        raise SettingError(f"--json must be a file in an existing directory, got {str(json_file)!r}")
     if samples is not None:
         check_bounds("samples", samples, at_least=2 * clients)
     chosen = _names("nets", nets, IMAGES)
@@ -63,7 +65,7 @@ def bench(
     ]
     about = machine(where)
     say(out, f"{about['device']}, {about['threads']} threads, PyTorch {about['torch']}, fedcat {about['fedcat']}")
-    say(out, f"K = {per_round} of N = {clients} clients, alpha {alpha:g}, {epochs} local epochs\n")
+    say(out, f"K = {per_round} of N = {clients} clients, alpha {alpha:g}, epochs {epochs}\n")
     benches: list[Bench] = []
     timings: list[Timing] = []
     for net in chosen:
@@ -72,13 +74,13 @@ def bench(
         found = [made.time(case) for case in cases]
         timings += found
         show_timings(out, net, found)
-        loop = f"the plain loop ran with {made.loop_threads} threads" if where.type == "cpu" else ""
+        loop = f"plain loop threads: {made.loop_threads}" if where.type == "cpu" else ""
         rates = ", ".join(f"{p} {made.rate(p) / 1e12:.3g}" for p in dict.fromkeys(case.precision for case in cases))
         say(out, f"measured matrix rate, TFLOP/s: {rates}" + (f"; {loop}" if loop else "") + "\n")
     if json_file is not None:
         with replacing(json_file) as temporary:
             temporary.write_text(json.dumps(figures(benches, timings, where), indent=2) + "\n")
-        say(out, f"figures: {json_file}")
+        say(out, f"results: {json_file}")
 
 
 def _names(label: str, text: str, known: object) -> list[str]:
@@ -96,7 +98,7 @@ def _counts(text: str) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise SettingError(f"runs must be whole numbers such as 1,6, got {text!r}") from error
+        raise SettingError(f"runs must be integers such as 1,6, got {text!r}") from error
     for count in counts:
         check_bounds("runs", count, at_least=1)
     return counts

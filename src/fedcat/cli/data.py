@@ -19,10 +19,10 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.data.dataset import DATASETS
 from fedcat.data.federation import Federation
 from fedcat.data.files import locations
-from fedcat.data.files.catalogue import SOURCES
+from fedcat.data.files.catalog import SOURCES
 from fedcat.data.partitions import PARTITIONS
 from fedcat.data.skew import Skew
-from fedcat.report.partition_plot import check_picture, draw_partition
+from fedcat.report.partition_plot import check_plot, draw_partition
 from fedcat.runs.build import Builder
 
 app = typer.Typer(help="List, download and inspect data.", no_args_is_help=True, rich_markup_mode="markdown")
@@ -44,7 +44,7 @@ def list_datasets(data_dir: DataDir = "") -> None:
     found = {}
     for name, source in SOURCES.items():
         here = source.find(data_dir)
-        found[name] = "not found, will be downloaded" if here is None else _folder(here[1])
+        found[name] = "not found, will be downloaded" if here is None else _location(here[1])
     show_datasets(out, found)
     show_parts(out, PARTITIONS)
 
@@ -60,14 +60,14 @@ def get(
             if name in DATASETS:
                 raise SettingError(f"dataset {name!r} cannot be downloaded; available: {', '.join(SOURCES)}")
             raise unknown_name("dataset to download", name, SOURCES)
-    for place in locations.places(data_dir, must_exist=False):
-        _make(place)
+    for directory in locations.search_paths(data_dir, must_exist=False):
+        _make(directory)
     for name in names:
         content = SOURCES[name].content(data_dir)
-        form, files = SOURCES[name].get(data_dir)
+        layout, files = SOURCES[name].get(data_dir)
         counts = ", ".join(f"{len(content.arrays[f'{part}_y']):,} {part}" for part in ("train", "test"))
-        how = "verified" if form.verified else "read (no published checksum)"
-        say(out, f"{name}: {counts} samples, {how}, from {_folder(files)}")
+        how = "verified" if layout.verified else "read (no published checksum)"
+        say(out, f"{name}: {counts} samples, {how}, from {_location(files)}")
 
 
 @app.command()
@@ -78,18 +78,18 @@ def show(
     dataset_option: DatasetOptions = None,
     partition_option: PartitionOptions = None,
     rows: Annotated[int, typer.Option(metavar="NUMBER", help="how many clients to list; 0 for all")] = 20,
-    picture: Annotated[
+    plot: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="plot file, .png, .svg or .pdf [named after data and partition]"),
     ] = None,
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="only print")] = False,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="only print")] = False,
     table: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="also write samples by client and class to a CSV file")
     ] = None,
 ) -> None:
     """Show how a dataset is divided over clients: sizes, classes, skew, and a plot."""
-    if picture is not None:
-        check_picture(picture)
+    if plot is not None:
+        check_plot(plot)
     if table is not None and not table.parent.is_dir():
         raise SettingError(f"csv file {str(table)!r} cannot be written: no directory {str(table.parent)!r}")
     if rows < 0:
@@ -100,8 +100,8 @@ def show(
     settings, federation, notes = Builder().divide({**given, "dataset": name, **tables})
     show_notes(out, notes)
     show_partition(out, federation, Skew.of(federation), rows or federation.clients)
-    if not no_picture:
-        target = picture or Path(_picture_name(settings, federation, options))
+    if not no_plot:
+        target = plot or Path(_plot_name(settings, federation, options))
         title = f"{federation}\npartition {describe_partition(settings)}, seed {settings.partition_seed}"
         draw_partition(federation, target, title)
         say(out, f"plot: {target}")
@@ -110,8 +110,8 @@ def show(
         say(out, f"table: {table}")
 
 
-def _picture_name(settings: Settings, federation: Federation, options: Mapping[str, Any]) -> str:
-    """Return a name that tells partitions of one dataset apart."""
+def _plot_name(settings: Settings, federation: Federation, options: Mapping[str, Any]) -> str:
+    """Return a file name that distinguishes partitions of one dataset."""
     chosen = [f"{name}-{value}" for name, value in options.items() if name not in ("path", "owners")]
     values = [f"{value:g}" if isinstance(value, float) else str(value) for value in settings.partition_options.values()]
     seed = f"seed{settings.partition_seed}"
@@ -132,14 +132,14 @@ def _write_csv(federation: Federation, path: Path) -> None:
         raise SettingError(f"csv file {str(path)!r} cannot be written: {error.strerror}") from error
 
 
-def _make(place: Path) -> None:
+def _make(directory: Path) -> None:
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"directory {str(place)!r} cannot be created: {error.strerror}") from error
+        raise SettingError(f"directory {str(directory)!r} cannot be created: {error.strerror}") from error
 
 
-def _folder(files: Mapping[str, Path]) -> str:
-    """Return the folder that the files lie in, or the one file."""
+def _location(files: Mapping[str, Path]) -> str:
+    """Return the directory of the files, or the path of a single file."""
     paths = list(files.values())
     return str(paths[0]) if len(paths) == 1 else os.path.commonpath([path.parent for path in paths])

@@ -25,13 +25,13 @@ PARTS: dict[str, tuple[Registry[Any], str]] = {
 """The parts whose options are flags of their own, by their table, and the panels that show them."""
 
 
-def _table_option(flags: tuple[str, ...], help: str, panel: str | None = None) -> Any:
-    return Annotated[list[str] | None, typer.Option(*flags, metavar="NAME=VALUE", help=help, rich_help_panel=panel)]
+def _table_option(flags: tuple[str, str], help: str) -> Any:
+    return Annotated[list[str] | None, typer.Option(*flags, metavar="NAME=VALUE", help=f"{help}; repeatable")]
 
 
-MethodOptions = _table_option(("--option", "-o"), "option of the method, such as epsilon=0.5; repeatable")
-DatasetOptions = _table_option(("--dataset-option", "-d"), "option of the dataset, such as labels=fine; repeatable")
-PartitionOptions = _table_option(("--partition-option", "-p"), "option of a partition of your own; repeatable", DATA)
+MethodOptions = _table_option(("--option", "-o"), "option of the method, such as epsilon=0.5")
+DatasetOptions = _table_option(("--dataset-option", "-d"), "option of the dataset, such as labels=fine")
+PartitionOptions = _table_option(("--partition-option", "-p"), "option of a partition of your own")
 
 
 def with_settings(

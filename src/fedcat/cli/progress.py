@@ -1,4 +1,4 @@
-"""What a user sees while runs go on: a bar on a terminal, plain lines elsewhere."""
+"""Progress of runs: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedcat.runs.simulation import Record
 
 
 class ProgressDisplay:
-    """Follows runs side by side and shows the round, each label's mean accuracy, the speed and the time left.
+    """Shows the round, the mean accuracy per label, the speed and the time left of runs side by side.
 
     Parameters
     ----------
     console : Console
-        Where to.
+        The console to print to.
     labels : list of str
-        The label of each run; runs of one label are shown as their mean.
+        The label of each run; accuracies of runs with the same label are averaged.
     rounds : list of int
-        How many rounds each run has. Of the longest runs the one that is furthest behind is counted.
+        The number of rounds of each run. Progress is that of the slowest of the longest runs.
     """
 
     def __init__(self, console: Console, labels: list[str], rounds: list[int]) -> None:
@@ -58,7 +58,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def __call__(self, position: int, record: Record) -> None:
-        """Take note of a round that run `position` has completed."""
+        """Update the display with a round that run `position` has completed."""
         if record.accuracy is not None:
             self._scores[position] = record.accuracy
         if position in self._behind:
@@ -82,7 +82,7 @@ class ProgressDisplay:
         return "  ".join(means if len(means) <= 6 else [*means[:6], f"and {len(means) - 6} more"])
 
     def _fitting(self, text: str) -> str:
-        """Cut a text so that the round, the bar, the speed and the time left have their room on the line."""
+        """Truncate a text so that the round, the bar, the speed and the time left fit on the line."""
         room = max(8, self.console.width - self._bar_width - 41)
         return text if len(text) <= room else text[: room - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""What the command line prints: results, tables and lists."""
+"""Output of the command line: results, tables and lists."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from fedcat.core.registry import Registry
 from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.data.federation import Federation
 from fedcat.data.skew import Skew
+from fedcat.methods import declared
 from fedcat.runs.comparison import VariantResult
 from fedcat.runs.summary import Result
 
 
 def say(console: Console, text: str, indent: int = 0) -> None:
-    """Print a line; on a terminal it is wrapped between words, and indented from the second line on."""
+    """Print a line; on a terminal it is wrapped between words, with the second and later lines indented."""
     if console.is_terminal and indent:
         text = textwrap.fill(
             text, console.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -31,19 +32,19 @@ def say(console: Console, text: str, indent: int = 0) -> None:
 
 
 def show_notes(console: Console, notes: Iterable[str]) -> None:
-    """Print lines that the user should read, each once."""
+    """Print notes for the user, each once."""
     for note in dict.fromkeys(notes):
         say(console, f"note: {note}")
 
 
 def show_fields(console: Console, fields: dict[str, str]) -> None:
-    """Print names and values, one a line."""
+    """Print names and values, one per line."""
     for name, value in fields.items():
         say(console, f"{name:10}{value}", indent=10)
 
 
 def describe(settings: Sequence[Settings]) -> str:
-    """Return the most important settings in words; of several runs, those that all share."""
+    """Return the main settings as text; of several runs, those that all share."""
 
     def same(words: Callable[[Settings], str]) -> str:
         found = {words(one) for one in settings}
@@ -53,8 +54,8 @@ def describe(settings: Sequence[Settings]) -> str:
         same(lambda s: f"preset {s.preset}" if s.preset else ""),
         same(lambda s: f"net {s.net}"),
         same(lambda s: f"partition {describe_partition(s)}"),
-        same(lambda s: f"{s.k} clients per round"),
-        same(lambda s: f"{s.epochs} epochs of batches of {s.batch_size}"),
+        same(lambda s: f"{s.k} client{'s' if s.k != 1 else ''} per round"),
+        same(lambda s: f"epochs {s.epochs}; batch size {s.batch_size}"),
         same(lambda s: f"lr {s.lr:g}"),
         same(lambda s: f"momentum {s.momentum:g}"),
         same(lambda s: f"{s.rounds:,} rounds"),
@@ -63,7 +64,7 @@ def describe(settings: Sequence[Settings]) -> str:
 
 
 def describe_partition(settings: Settings) -> str:
-    """Return the partition and its options in words."""
+    """Return the partition and its options as text."""
     options = settings.partition_options.items()
     return ", ".join([settings.partition, *(f"{name} {_number(value)}" for name, value in options)])
 
@@ -73,15 +74,15 @@ def _number(value: Any) -> str:
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Print what one run gave."""
+    """Print the result of one run."""
     traffic, relative = result.summary["bytes"], result.summary["relative_traffic"]
     others = {name: found for name, found in result.summary["others"].items() if not name.startswith("copy ")}
     fields = {
         "accuracy": _figures(result.summary["accuracy"]),
         **{name: _figures(found) for name, found in others.items()},
-        "traffic": f"{size(traffic['down'])} down, {size(traffic['up'])} up, {relative:.2f} times FedAvg's",
+        "traffic": f"{size(traffic['down'])} down, {size(traffic['up'])} up, {relative:.2f} times FedAvg",
         "time": f"{result.summary['seconds']:.1f} s",
-        "folder": str(result.folder),
+        "directory": str(result.folder),
     }
     show_fields(console, fields)
 
@@ -95,7 +96,7 @@ def show_comparison(console: Console, lines: Sequence[VariantResult]) -> None:
     """Print a comparison's table."""
     seeds = len(lines[0].results)
     pm = "±" if console.encoding.lower().startswith("utf") else "+-"
-    title = f"mean {pm} standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
+    title = f"mean {pm} standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     say(console, f"test accuracy in %, {title}")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run")
@@ -111,22 +112,24 @@ def show_comparison(console: Console, lines: Sequence[VariantResult]) -> None:
     console.print(table)
     say(
         console,
-        "last five: mean of the last five evaluations; traffic and time: of one run, its share; "
-        "x: traffic over FedAvg's, one model down and one up a hop",
+        "last five: mean of the last five evaluations; traffic and time: one run's share; "
+        "x: relative to FedAvg, with one model down and one up per hop",
     )
 
 
 def show_parts(console: Console, registry: Registry[Any]) -> None:
-    """Print the parts of one kind with their options."""
+    """Print the entries of a registry with their options."""
     table = _table(registry.kind, "options")
     for name, note in registry:
-        words = ", ".join(f"{option}={_lower(value)}" for option, value in options(registry.get(name)).items())
-        table.add_row(name, note, words)
+        part = registry.get(name)
+        words = ", ".join(f"{option}={_lower(value)}" for option, value in options(part).items())
+        models = declared(part, "extra_models", ())
+        table.add_row(name, note, words + (f"; --evaluate {', '.join(models)}" if models else ""))
     console.print(table)
 
 
 def show_registry(console: Console, registry: Registry[Any]) -> None:
-    """Print the names of one kind of parts."""
+    """Print the entries of a registry."""
     table = _table(registry.kind)
     for name, note in registry:
         table.add_row(name, note)
@@ -134,7 +137,7 @@ def show_registry(console: Console, registry: Registry[Any]) -> None:
 
 
 def show_datasets(console: Console, found: Mapping[str, str]) -> None:
-    """Print the datasets, where those that are published were found, and their options."""
+    """Print the datasets, where the files of published ones were found, and their options."""
     for name, note in DATASETS:
         say(console, f"{name}: {note}", indent=2)
         if name in found:
@@ -146,17 +149,17 @@ def show_datasets(console: Console, found: Mapping[str, str]) -> None:
 
 
 def show_partition(console: Console, federation: Federation, skew: Skew, rows: int) -> None:
-    """Print a federation's figures, and the first clients with their class mixes."""
+    """Print a federation's statistics, and the first `rows` clients with their class mixes."""
     say(console, str(federation))
     show_fields(
         console,
         {
-            "samples": "{0:,.0f} to {2:,.0f} a client, median {1:,.0f}".format(*skew.samples),
-            "classes": "{0:.0f} to {2:.0f} a client, median {1:.0f}; a mix is worth {3:.1f} equal classes".format(
+            "samples": "{0:,.0f} to {2:,.0f} per client, median {1:,.0f}".format(*skew.samples),
+            "classes": "{0:.0f} to {2:.0f} per client, median {1:.0f}; mean effective number {3:.1f}".format(
                 *skew.classes, skew.effective_classes
             ),
-            "skew": f"{skew.distance:.3f} mean total variation distance from the whole, 0 is none; "
-            f"the most frequent class is {100 * skew.largest_share:.0f} % of a client",
+            "skew": f"{skew.distance:.3f} mean total variation distance from all data (0: no skew); "
+            f"the most frequent class is {100 * skew.largest_share:.0f} % of a client's samples on average",
         },
     )
     cells = [_client_row(console, federation, client) for client in range(min(rows, federation.clients))]
@@ -171,15 +174,15 @@ def show_partition(console: Console, federation: Federation, skew: Skew, rows: i
         table.add_row(*(row if fits else row[:-1]))
     console.print(table)
     if fits:
-        say(console, "mix: a column a class, in their order, the client's most frequent class at full height")
+        say(console, "mix: one column per class, scaled to the client's most frequent class")
     else:
-        say(console, f"a terminal of {needed} columns has room for each client's mix of classes")
+        say(console, f"widen the terminal to {needed} columns to see each client's class mix")
     if rows < federation.clients:
-        say(console, f"and {federation.clients - rows:,} clients more: --rows 0 lists all")
+        say(console, f"and {federation.clients - rows:,} more clients; --rows 0 lists all")
 
 
 def _client_row(console: Console, federation: Federation, client: int) -> tuple[str, ...]:
-    """Return a client's name, samples, classes, most frequent class, and its class mix drawn in characters."""
+    """Return a client's name, samples, classes, most frequent class, and class mix as a bar chart in text."""
     counts = federation.class_counts[client]
     most = int(counts.argmax())
     name = federation.class_names[most] if federation.class_names else str(most)
@@ -197,13 +200,13 @@ def _option(value: Any) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes in kB or MB."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def _table(kind: str, *more: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in (kind, "what it is", *more):
+    for heading in (kind, "description", *more):
         table.add_column(heading, overflow="fold", no_wrap=heading == kind)
     return table
 

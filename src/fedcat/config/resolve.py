@@ -107,7 +107,7 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
         What makes the dataset; one that remembers lets several runs share their data.
     """
     upper, lower = as_layer(given), file or SettingsFile()
-    layered, notes = _stacked(upper, lower)
+    layered, notes = _layered(upper, lower)
     objects = {name: layered[name] for name in REGISTRIES if not isinstance(layered.get(name), PLAIN)}
     named = {**layered, **{name: import_path(part) or f"<{label_of(part)}>" for name, part in objects.items()}}
     named["options"] = _method_tables(named, objects)
@@ -116,10 +116,10 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     data, named["dataset_options"] = _load(named, objects, load)
     complete = _over_defaults(data, named, upper) if isinstance(data, Dataset) else _of_federation(data, named)
     parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
-    complete |= _complete_tables(complete, parts)
-    unused = [option for option in upper.get("partition_options", {}) if option not in complete["partition_options"]]
-    notes += [f"{option} has no effect in the partition {complete['partition']!r}" for option in unused]
-    return Resolved(Settings.checked(complete), parts, data, tuple(notes))
+    settings = Settings.checked({**complete, **_complete_tables(complete, parts)})
+    unused = [option for option in upper.get("partition_options", {}) if option not in settings.partition_options]
+    notes += [f"{option} has no effect in the partition {settings.partition!r}" for option in unused]
+    return Resolved(settings, parts, data, tuple(notes))
 
 
 def as_layer(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def option_settings() -> dict[str, tuple[str, str, type]]:
     return {name: place for name, place in found.items() if name not in Settings.__dataclass_fields__}
 
 
-def _stacked(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any], list[str]]:
+def _layered(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any], list[str]]:
     """Return the upper layer over the file, each over the preset that it names, and notes about what was hidden."""
     dataset = upper.get("dataset", file.layer.get("dataset", Settings.dataset))
     above, below = (_over_preset(layer, dataset) for layer in (upper, file.layer))

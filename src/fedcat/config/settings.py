@@ -68,7 +68,9 @@ class Settings:
         None, SERVER, "largest norm of a client's update that the server accepts; default: any", POSITIVE
     )
     server_optimizer: str = _setting(
-        "", SERVER, "mean, momentum, adam or module:Class, see `fedcat methods`; default: the method's own"
+        "",
+        SERVER,
+        "server optimizer: mean, momentum, adam or module:Class, see `fedcat methods`; default: the method's own",
     )
     average: float | None = _setting(
         None,
@@ -77,7 +79,7 @@ class Settings:
         Bounds(at_least=0, below=1),
     )
     selector: str = _setting(
-        "", METHOD, "client selection: uniform, by-samples, multinomial or module:function; default: the method's own"
+        "", METHOD, "client selection, see `fedcat methods`, or module:function; default: the method's own"
     )
     seed: int = _setting(0, MACHINE, "random seed", SEED)
     data_seed: int | None = _setting(
@@ -87,7 +89,7 @@ class Settings:
         10, EVALUATION, "rounds between evaluations; the last round is always evaluated", COUNT
     )
     evaluate: list[str] = _setting(
-        [], EVALUATION, "further models of the method to evaluate; fedcat: mean (of its copies), copies"
+        [], EVALUATION, "further models to evaluate, of those that the method offers, see `fedcat methods`"
     )
     per_client: bool = _setting(False, EVALUATION, "at the end, also evaluate on each client's own data")
     engine: str = _setting("auto", MACHINE, f"how clients train: {', '.join(ENGINES)}", choices=ENGINES)

@@ -64,10 +64,9 @@ def variants(
             chosen = {name: swept[name][place] for name, place in zip(swept, places, strict=True)}
             layer = merge_tables(common, _layer(chosen, settings, factories))
             idle = _idle(factory, layer)
-            own = layer.get("server_optimizer") == declared(factory, "default_server_optimizer", "")
-            told = idle - {"server_optimizer"} if own else idle
-            used |= _asked(layer) - told
-            unused.setdefault(label, set()).update(told)
+            ignored = idle - {"server_optimizer"} if _names_default(factory, layer) else idle
+            used |= _asked(layer) - ignored
+            unused.setdefault(label, set()).update(ignored)
             kept = _without(layer, idle)
             words = {name: value for name, value in chosen.items() if _reaches(name, kept)}
             key = tuple((name, place) for name, place in zip(swept, places, strict=True) if name in words)
@@ -76,12 +75,7 @@ def variants(
                 shown = "".join(f" {name}={_shown(value)}" for name, value in words.items())
                 found.append((label + shown, {**kept, "method": method}))
     _check_used(set().union(*unused.values()) - used, common.get("evaluate", []), methods)
-    server = {label: sorted(name for name in names if name.startswith("server_")) for label, names in unused.items()}
-    return (
-        found,
-        below,
-        [f"{', '.join(n)} not used by {label}, see `fedcat methods`" for label, n in server.items() if n],
-    )
+    return found, below, _notes(unused)
 
 
 def _label(method: Any) -> str:
@@ -180,6 +174,17 @@ def _idle(factory: Any, layer: Mapping[str, Any]) -> set[str]:
         taken = {f"server_{option}" for option in options(optimizer)}
         taken |= {"server_optimizer"} if default == "mean" else set()
     return idle | {name for name in _asked(layer) if name.startswith("server_") and name not in taken}
+
+
+def _names_default(factory: Any, layer: Mapping[str, Any]) -> bool:
+    """Tell whether a layer names the server optimizer that a method has anyway, which is no reason for a note."""
+    return bool(layer.get("server_optimizer") == declared(factory, "default_server_optimizer", ""))
+
+
+def _notes(unused: Mapping[str, set[str]]) -> list[str]:
+    """Return which settings of the server optimizer have no effect on which methods."""
+    server = {label: sorted(name for name in names if name.startswith("server_")) for label, names in unused.items()}
+    return [f"{', '.join(n)} not used by {label}, see `fedcat methods`" for label, n in server.items() if n]
 
 
 def _without(layer: Mapping[str, Any], idle: set[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside `path`; what is written there takes its place when the block ends well."""
+    """Yield a temporary path in the same directory; it replaces `path` if the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         yield temporary

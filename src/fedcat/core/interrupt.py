@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps."""
+"""Deferred handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-NOTICE = "\nstopping at the end of this round; once more stops at once\n"
+NOTICE = "\nstopping at the end of this round; press Ctrl-C again to stop immediately\n"
 
 
 class DeferredInterrupt:
-    """Holds the first Ctrl-C back until `check` is called, and lets the second one through.
+    """Defers the first Ctrl-C until `check` is called; the second one interrupts immediately.
 
-    PyTorch exchanges a net's tensors while it computes; an interrupt in the middle can leave it, and the net, in a
+    PyTorch swaps a net's tensors while it computes. An interrupt in the middle can leave PyTorch and the net in a
     state from which nothing can be evaluated or saved.
     """
 
@@ -35,7 +35,7 @@ class DeferredInterrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(self) -> None:
-        """Raise the interrupt that was held back, if there was one."""
+        """Raise KeyboardInterrupt if Ctrl-C was pressed."""
         if self._asked:
             raise KeyboardInterrupt
 
@@ -43,4 +43,4 @@ class DeferredInterrupt:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
-        os.write(2, NOTICE.encode())  # a stream's own lock may be held just now
+        os.write(2, NOTICE.encode())  # not through sys.stderr, whose lock may be held

@@ -1,4 +1,4 @@
-"""The precision of training: full float32, TF32 or bfloat16."""
+"""Training precision: float32, TF32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-"""How products of float32 numbers are formed: in full, from 10 bits of each factor, or from 7."""
+"""How float32 values are multiplied: in full precision, or with 10 (tf32) or 7 (bf16) mantissa bits per factor."""
 
 
 @contextmanager
 def precision_context(precision: str = "fp32") -> Iterator[None]:
-    """Within this products on a GPU have a precision, and no kernel is tuned by timing or may vary between runs."""
+    """Set the precision of products on a GPU; turn off cuDNN autotuning and nondeterministic cuDNN kernels."""
     if not torch.cuda.is_available():
         yield
         return
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     wanted: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
     less = precision != "fp32"
-    if hasattr(cudnn, "conv"):  # PyTorch 2.9 and later; mixing it with the older switches is an error there
+    if hasattr(cudnn, "conv"):  # PyTorch >= 2.9, where also using the older flags is an error
         wanted += [(part, "fp32_precision", "tf32" if less else "ieee") for part in (cudnn.conv, cudnn.rnn, matmul)]
     else:
         wanted += [(part, "allow_tf32", less) for part in (cudnn, matmul)]
@@ -39,12 +39,12 @@ def precision_context(precision: str = "fp32") -> Iterator[None]:
 
 
 def bf16_autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a net computes in bfloat16 where that is the precision."""
+    """Return an autocast context for bfloat16; it has no effect unless `precision` is ``bf16``."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 def bf16_autocast_vmap(precision: str) -> AbstractContextManager[Any]:
-    """Return the same for a net under `torch.vmap`, which hides convolutions from autocast."""
+    """Return the equivalent of `bf16_autocast` under `torch.vmap`, which hides convolutions from autocast."""
     return _Bfloat16() if precision == "bf16" else nullcontext()
 
 
@@ -65,9 +65,9 @@ _RAISED = {
 
 
 class _Bfloat16(TorchFunctionMode):
-    """Computes products of factors in bfloat16, and what adds up many numbers or divides by them in float32.
+    """Runs products in bfloat16; runs reductions, powers, normalizations and losses in float32.
 
-    Where both kinds meet elsewhere, and nothing is written in place, float32 wins.
+    Any other operation on inputs of both types runs in float32, unless it writes in place.
     """
 
     def __torch_function__(

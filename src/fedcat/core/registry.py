@@ -1,4 +1,4 @@
-"""Names for parts: methods, datasets, nets, selectors. A user's part is named ``package.module:attribute``."""
+"""Registries of named parts: methods, datasets, nets, selectors. Users name theirs ``package.module:attribute``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A table of named parts of one kind."""
+    """A registry of named parts of one kind."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -23,14 +23,14 @@ class Registry(Generic[T]):
         self._notes: dict[str, str] = {}
 
     def add(self, name: str, part: T, note: str = "") -> None:
-        """Register `part` under `name`; `note` is its line in listings."""
+        """Register `part` under `name`; `note` is its description in listings."""
         if name in self._parts:
-            raise SettingError(f"{self.kind} {name!r} is registered already: choose another name")
+            raise SettingError(f"{self.kind} {name!r} is already registered: choose another name")
         self._parts[name] = part
         self._notes[name] = note
 
     def register(self, name: str, note: str = "") -> Callable[[T], T]:
-        """Return a decorator that registers what it decorates under `name`."""
+        """Return a decorator that registers the decorated object under `name`."""
 
         def enter(part: T) -> T:
             self.add(name, part, note)
@@ -39,7 +39,7 @@ class Registry(Generic[T]):
         return enter
 
     def get(self, name: str) -> T:
-        """Return the part called `name`, or import ``module:attribute``."""
+        """Return the part registered under `name`, or import it if `name` has the form ``module:attribute``."""
         if not isinstance(name, str):
             raise SettingError(f"{self.kind} must be a string, got {name!r}")
         if name in self._parts:
@@ -48,8 +48,8 @@ class Registry(Generic[T]):
             return self._load(name)
         if name.startswith("<"):
             raise SettingError(
-                f"{self.kind} {name!r} was an object given in Python, which a file cannot name: run it from Python "
-                "again, or write it as module:attribute"
+                f"{self.kind} {name!r} was passed as a Python object, which a file cannot refer to: pass it from "
+                "Python again, or name it as module:attribute"
             )
         raise unknown_name(self.kind, name, self._parts)
 
@@ -64,12 +64,12 @@ class Registry(Generic[T]):
                 found = getattr(found, part)
         except (ImportError, AttributeError, ValueError) as error:
             raise SettingError(
-                f"{self.kind} {name!r} cannot be imported ({error}): it is written module:attribute"
+                f"{self.kind} {name!r} cannot be imported ({error}): its name must have the form module:attribute"
             ) from error
         return found  # type: ignore[return-value]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, note) in alphabetical order."""
+        """Yield (name, note) pairs in alphabetical order."""
         return iter(sorted(self._notes.items()))
 
     def __contains__(self, name: str) -> bool:
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
 
 
 def accepts_call(function: Callable[..., Any], *arguments: object, **named: object) -> bool:
-    """Tell whether a function can be called with these arguments."""
+    """Return whether `function` can be called with these arguments."""
     try:
         inspect.signature(function).bind(*arguments, **named)
     except (TypeError, ValueError):
@@ -86,7 +86,7 @@ def accepts_call(function: Callable[..., Any], *arguments: object, **named: obje
 
 
 def import_path(part: object) -> str | None:
-    """Return the name under which `part` can be imported again, or None where it cannot."""
+    """Return the ``module:attribute`` name under which `part` can be imported, or None if it cannot."""
     module = getattr(part, "__module__", None)
     qualname = getattr(part, "__qualname__", None)
     if not module or not qualname or module == "__main__" or "<" in qualname:
@@ -95,7 +95,7 @@ def import_path(part: object) -> str | None:
 
 
 def label_of(part: object) -> str:
-    """Return what to call a user's own object."""
+    """Return a display name for a user-defined object."""
     inner = getattr(part, "func", part)
     name = getattr(part, "name", None) or getattr(inner, "__name__", None) or type(part).__name__
     return str(name).strip("<>")

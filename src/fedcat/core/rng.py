@@ -1,7 +1,8 @@
-"""Chance is addressed, never consumed.
+"""Keyed random streams.
 
-Every random choice of a simulation comes from a generator of its own, keyed by what the choice is for. A choice
-therefore depends neither on the engine, nor on what else runs beside it, nor on how many choices were made before.
+Every draw has its own random stream, keyed by (seed, purpose, round, client, visit). The result of a draw therefore
+depends only on its key: not on the engine, not on which other runs train at the same time, and not on how many draws
+came before it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a random choice is for. The numbers are part of the file format: they never change."""
+    """What a random stream is for. The values are part of the file format and must never change."""
 
     PARTITION = 1
     INITIAL = 2
@@ -27,16 +28,16 @@ class Purpose(IntEnum):
 
 
 def random_stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, visit: int = 0) -> np.random.Generator:
-    """Return the generator at one address.
+    """Return the random stream with this key.
 
     Parameters
     ----------
     seed : int
-        The simulation's seed, 0 <= seed < 2**64.
+        The run's seed, 0 <= seed < 2**64.
     purpose : Purpose
-        What the numbers are for.
+        What the stream is for.
     round, client, visit : int
-        Where in the simulation they are used; `visit` tells apart two hops of one client in one round.
+        Where in the run the stream is used; `visit` distinguishes hops of the same client in one round.
 
     Returns
     -------
@@ -49,5 +50,5 @@ def random_stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, 
 
 
 def torch_seed(rng: np.random.Generator) -> int:
-    """Draw a seed for PyTorch's own generators."""
+    """Draw a seed for PyTorch's generators."""
     return int(rng.integers(2**63))

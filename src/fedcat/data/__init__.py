@@ -1,4 +1,4 @@
-"""Who holds which data. Importing this package registers the datasets that come with it."""
+"""Datasets, partitions and federations. Importing this package registers the built-in datasets."""
 
 from fedcat.data import builtin, user
 

@@ -1,4 +1,4 @@
-"""The datasets by name: the digits of the package, and those whose files are their publishers'."""
+"""The built-in datasets: digits, which ships with the package, and published datasets that are downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.dataset import DATASETS, NATURAL, Dataset
 from fedcat.data.files.cache import DecodedData
-from fedcat.data.files.catalogue import SOURCES
+from fedcat.data.files.catalog import SOURCES
 from fedcat.data.pool import Normalize, Pool
 
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -37,12 +37,12 @@ willow_tree wolf woman worm
 
 @DATASETS.register(
     "digits",
-    "1,797 handwritten digits of 8 x 8 pixels (UCI), in the package: 1,437 to train, 360 to test; "
-    "by default 50 clients, min_samples 1, batch_size 10, lr 0.05, 100 rounds",
+    "1,797 handwritten digits of 8 x 8 pixels (UCI), shipped with the package: 1,437 to train, 360 to test; "
+    "defaults: 50 clients, min_samples 1, batch_size 10, lr 0.05, 100 rounds",
 )
 @cache
 def digits() -> Dataset:
-    """Load the digits that are part of the package."""
+    """Load the digits that ship with the package."""
     with resources.files("fedcat.data").joinpath("digits.npz").open("rb") as file:
         stored = np.load(file, allow_pickle=False)
         images, labels = stored["images"], stored["labels"]
@@ -70,28 +70,28 @@ def mnist(*, data_dir: str = "", mean: tuple[float, ...] = (0.1307,), std: tuple
     Parameters
     ----------
     data_dir : path
-        Where to look for its files before all other places.
+        A directory to search for its files before all others.
     mean, std : tuple of float
-        How pixels from 0 to 1 are normalised.
+        Constants that normalize pixels scaled to 0 .. 1.
     """
-    normalize = _normalise(1, mean, std)
+    normalize = _normalizer(1, mean, std)
     content = SOURCES["mnist"].content(data_dir)
     return _images("mnist", content, 10, normalize, {"net": "lab-mnist"}, tuple(string.digits))
 
 
-@DATASETS.register("cifar10", "60,000 colour images of 32 x 32 pixels in 10 classes: 50,000 to train, 10,000 to test")
+@DATASETS.register("cifar10", "60,000 color images of 32 x 32 pixels in 10 classes: 50,000 to train, 10,000 to test")
 def cifar10(
     *, data_dir: str = "", mean: tuple[float, ...] = (0.5, 0.5, 0.5), std: tuple[float, ...] = (0.5, 0.5, 0.5)
 ) -> Dataset:
-    """Load CIFAR-10; the parameters are those of `mnist`."""
-    normalize = _normalise(3, mean, std)
+    """Load CIFAR-10; parameters as for `mnist`."""
+    normalize = _normalizer(3, mean, std)
     content = SOURCES["cifar10"].content(data_dir)
     return _images("cifar10", content, 10, normalize, {"net": "lab-cifar"}, _CIFAR10_NAMES)
 
 
 @DATASETS.register(
     "cifar100",
-    "60,000 colour images of 32 x 32 pixels in 20 coarse classes (labels=fine: 100): 50,000 to train, 10,000 to test",
+    "60,000 color images of 32 x 32 pixels in 20 coarse classes (labels=fine: 100): 50,000 to train, 10,000 to test",
 )
 def cifar100(
     *,
@@ -105,13 +105,13 @@ def cifar100(
     Parameters
     ----------
     data_dir, mean, std
-        Those of `mnist`.
+        As for `mnist`.
     labels : str
         ``coarse``, the 20 superclasses, or ``fine``, the 100 classes.
     """
     if labels not in ("coarse", "fine"):
         raise unknown_name("cifar100.labels", labels, ("coarse", "fine"))
-    normalize = _normalise(3, mean, std)
+    normalize = _normalizer(3, mean, std)
     content = SOURCES["cifar100"].content(data_dir)
     coarse = labels == "coarse"
     names = _COARSE_NAMES if coarse else tuple(_FINE_NAMES.split())
@@ -121,8 +121,8 @@ def cifar100(
 
 @DATASETS.register(
     "femnist",
-    "handwritten digits and letters of 28 x 28 pixels in 62 classes; writers are the clients: "
-    "180 of those with at least 100 samples, by the seed",
+    "handwritten digits and letters of 28 x 28 pixels in 62 classes; each writer is a client: "
+    "180 writers drawn by seed from those with at least 100 samples",
 )
 def femnist(
     *,
@@ -133,36 +133,36 @@ def femnist(
     mean: tuple[float, ...] = (0.5,),
     std: tuple[float, ...] = (-0.5,),
 ) -> Dataset:
-    """Load FEMNIST; the test set is the union of the chosen writers' test parts.
+    """Load FEMNIST; the test set is the union of the chosen writers' test samples.
 
     Parameters
     ----------
     data_dir, mean, std
-        Those of `mnist`. The negative std makes ink positive: pixels are published dark on white.
+        As for `mnist`. The negative std makes ink positive: the published images are dark on white.
     seed : int
-        What the writers are chosen by.
+        The seed of the choice of writers.
     writers : int
-        How many; 0 for all.
+        The number of writers; 0 for all.
     keep : int
-        Writers with fewer samples, training and test together, are left out.
+        Writers with fewer samples (training and test) are dropped.
     """
-    normalize = _normalise(1, mean, std)
+    normalize = _normalizer(1, mean, std)
     content = SOURCES["femnist"].content(data_dir)
     sizes = {part: content.arrays[f"{part}_sizes"] for part in ("train", "test")}
     fit = np.flatnonzero((sizes["train"] + sizes["test"] >= keep) & (sizes["train"] > 0))
     if not len(fit):
         most = int((sizes["train"] + sizes["test"]).max())
-        raise SettingError(f"femnist.keep must be at most {most}, the samples of the largest writer, got {keep}")
+        raise SettingError(f"femnist.keep must be at most {most}, the size of the largest writer, got {keep}")
     if not 0 <= writers <= len(fit):
         raise SettingError(
-            f"femnist.writers must be at most {len(fit)}, the writers with at least keep = {keep} samples, or 0 for "
-            f"all of them, got {writers}"
+            f"femnist.writers must be at most {len(fit)}, the number of writers with at least keep = {keep} samples, "
+            f"or 0 for all of them, got {writers}"
         )
     drawn = random_stream(seed, Purpose.WRITERS).permutation(fit)[: writers or len(fit)]
     chosen = np.isin(np.arange(len(content.words["writers"])), drawn)
     rows = {part: np.repeat(chosen, sizes[part]) for part in sizes}
     if not rows["test"].any():
-        raise SettingError("femnist must have test samples of the chosen writers, got none: use LEAF's -t sample")
+        raise SettingError("femnist has no test samples of the chosen writers: prepare it with LEAF's option -t sample")
     arrays = {
         name: content.arrays[name][rows[name.split("_")[0]]] for name in ("train_x", "train_y", "test_x", "test_y")
     }
@@ -188,7 +188,7 @@ def _images(
     class_names: tuple[str, ...],
     column: int = 0,
 ) -> Dataset:
-    """Make a dataset of decoded images; of several labels a sample, those of one column."""
+    """Build a dataset from decoded images; `column` selects the label if samples have several."""
     pools = {}
     for part in ("train", "test"):
         labels = content.arrays[f"{part}_y"]
@@ -196,8 +196,8 @@ def _images(
     return Dataset(name, pools["train"], pools["test"], classes, defaults, class_names=class_names)
 
 
-def _normalise(channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
-    """Check the constants; done before anything is loaded or downloaded."""
+def _normalizer(channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
+    """Return a `Normalize` with checked constants, so that errors precede any download."""
     normalize = Normalize(255.0, mean, std)
     normalize.check_channels(channels)
     return normalize

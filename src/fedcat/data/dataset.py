@@ -1,4 +1,4 @@
-"""Datasets: training and test samples that are not yet divided over clients, and their registry."""
+"""Datasets, i.e. training and test samples not yet divided among clients, and their registry."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ NATURAL = "natural"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Training and test samples that are not yet divided over clients.
+    """Training and test samples not yet divided among clients.
 
     Attributes
     ----------
     name : str
-        What it is called.
+        The dataset's name.
     train, test : Pool
         The samples.
     classes : int
         The number of classes.
     defaults : mapping
-        Settings that suit this dataset better than the general ones, among them its net.
+        Defaults of settings for this dataset, such as its net; they override the general defaults.
     owner : numpy.ndarray, optional
-        The owner of each training sample, from 0: the clients of the partition ``natural``.
+        The owner of each training sample, counted from 0. The partition ``natural`` makes the owners its clients.
     owner_names : sequence of str
-        What the owners are called; empty where they have no names.
+        Names of the owners; empty if they have none.
     class_names : sequence of str
-        What the classes are called; empty where they have no names.
+        Names of the classes; empty if they have none.
     """
 
     name: str
@@ -71,14 +71,14 @@ class Dataset:
         tries: int = 1000,
         **options: Any,
     ) -> Federation:
-        """Divide the training samples over clients.
+        """Divide the training samples among clients.
 
         Parameters
         ----------
         clients : int, optional
-            The number of clients; may be omitted for the partition ``natural``, where it is the number of owners.
+            The number of clients. It may be omitted for the partition ``natural``, which has one client per owner.
         partition : str or callable, optional
-            How; by default ``natural`` if the samples have owners, else ``dirichlet``.
+            The partition; by default ``natural`` if the samples have owners, else ``dirichlet``.
         seed, min_samples, tries, **options
             See `fedcat.partition`.
         """
@@ -96,8 +96,8 @@ class Dataset:
         owners = int(self.owner.max()) + 1
         if clients not in (None, owners):
             raise SettingError(
-                f"clients must be {owners}, the owners of the samples of {self.name!r} (partition 'natural'), "
-                f"got {clients}: leave it out, or choose the owners by the dataset's own options"
+                f"clients must be {owners}, the number of owners in {self.name!r} (partition 'natural'), "
+                f"got {clients}: omit it, or choose the owners with the dataset's options"
             )
         made = Federation(
             self.train,
@@ -111,7 +111,7 @@ class Dataset:
         )
         if made.sizes.min() < min_samples:
             raise SettingError(
-                f"min_samples must be at most {made.sizes.min()}, the samples of the smallest owner of {self.name!r}, "
+                f"min_samples must be at most {made.sizes.min()}, the size of the smallest owner in {self.name!r}, "
                 f"got {min_samples}"
             )
         return made
@@ -132,33 +132,33 @@ class Dataset:
         defaults: Mapping[str, object] | None = None,
         class_names: Sequence[str] = (),
     ) -> Dataset:
-        """Make a dataset of a user's arrays.
+        """Build a dataset from arrays.
 
         Parameters
         ----------
         x, y : array_like
-            Inputs [samples, ...] and class numbers [samples].
+            Inputs [samples, ...] and class labels [samples], integers from 0.
         test : pair of array_like, optional
-            Test inputs and labels. Without it `test_fraction` of the samples is set apart at random by `seed`; of
-            each owner's samples where they have owners, who keep at least one to train on.
+            Test inputs and labels. If omitted, a random `test_fraction` of the samples is held out; with owners,
+            of each owner's samples, leaving each owner at least one training sample.
         owner : array_like, optional
-            Whose each sample of `x` is, as numbers or texts. Owners become the clients, unless another partition is
-            asked for.
+            The owner of each sample in `x`, an integer or a string. Owners become the clients unless another partition
+            is chosen.
         test_fraction : float
-            The share that becomes the test set where `test` is not given.
+            The fraction held out as the test set if `test` is omitted.
         seed : int
-            What that split is drawn by.
+            The seed of that split.
         classes : int, optional
-            The number of classes; by default one more than the largest label, which then must begin at 0 and be of
-            the training samples.
-        normalise : Normalise, optional
-            How stored numbers become inputs, see `Pool`.
+            The number of classes. By default it is one more than the largest training label; labels must then start
+            at 0, and test labels must not exceed the training labels.
+        normalize : Normalize, optional
+            How stored values become inputs; see `Pool`.
         name : str
-            What the dataset is called.
+            The dataset's name.
         defaults : mapping, optional
-            Settings that suit it, such as ``{"net": ..., "clients": 20}``.
+            Defaults of settings, such as ``{"net": ..., "clients": 20}``.
         class_names : sequence of str, optional
-            What the classes are called.
+            Names of the classes.
         """
         train = Pool(x, y, normalize)
         owners, owner_names = (None, ()) if owner is None else encode_owners(owner, len(train))
@@ -177,40 +177,40 @@ class Dataset:
 
     @classmethod
     def from_torch(cls, train: Any, test: Any = None, *, owner: object = None, **given: Any) -> Dataset:
-        """Make a dataset of a ``torch.utils.data.Dataset``; see `fedcat.data.user.from_torch`."""
+        """Build a dataset from a ``torch.utils.data.Dataset``; see `fedcat.data.user.from_torch`."""
         from fedcat.data.user import from_torch
 
         return from_torch(train, test, owner=owner, **given)
 
     @classmethod
     def from_folder(cls, path: Any, **given: Any) -> Dataset:
-        """Make a dataset of a folder of class-named folders of images; see `fedcat.data.user.from_folder`."""
+        """Build a dataset from a directory with images by class; see `fedcat.data.user.from_folder`."""
         from fedcat.data.user import from_folder
 
         return from_folder(path, **given)
 
 
 Factory = Callable[..., "Dataset | Federation"]
-"""Makes a dataset. Its parameters with a default are the dataset's options; one called ``data_dir`` is given the
-folder that the user named, one called ``seed`` the seed of the partition."""
+"""Makes a dataset. Its parameters with a default are the dataset's options, except ``data_dir`` and ``seed``: they
+receive the settings ``data_dir`` and the partition's seed."""
 
 DATASETS: Registry[Factory] = Registry("dataset")
 RESERVED = ("data_dir", "seed")
-"""Parameters of a dataset's function that are settings, not options."""
+"""Parameters of a dataset function that are settings, not options."""
 
 
 def dataset_options(factory: Factory) -> dict[str, Any]:
-    """Return a dataset's own options and their defaults."""
+    """Return a dataset's options and their defaults."""
     return {name: value for name, value in options(factory).items() if name not in RESERVED}
 
 
 def dataset_arguments(
     factory: Factory, name: str, *, data_dir: str, seed: int, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments with which `factory` makes the dataset that the settings describe."""
+    """Return the arguments for `factory` that the settings describe."""
     for taken in RESERVED:
         if taken in given:
-            raise SettingError(f"{taken} is a setting of its own, not an option of dataset {name!r}")
+            raise SettingError(f"{taken} is a setting, not an option of dataset {name!r}")
     ready = arguments(factory, check_options("dataset", name, factory, given))
     known = options(factory)
     here = {"seed": seed, **({"data_dir": data_dir} if data_dir else {})}
@@ -218,7 +218,7 @@ def dataset_arguments(
 
 
 def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Dataset | Federation:
-    """Make a dataset; what is none is refused."""
+    """Call `factory` and return its dataset; raise a `SettingError` if it fails or returns something else."""
     if not callable(factory) or not accepts_call(factory, **ready):
         raise SettingError(f"dataset {name!r} must be a function whose arguments all have defaults")
     try:
@@ -234,25 +234,25 @@ def make_dataset(factory: Factory, name: str, ready: Mapping[str, Any]) -> Datas
             f"({Path(last.filename).name}, line {last.lineno})"
         ) from error
     if not isinstance(found, (Dataset, Federation)):
-        raise SettingError(f"dataset {name!r} must give a Dataset or a Federation, got {type(found).__name__}")
+        raise SettingError(f"dataset {name!r} must return a Dataset or a Federation, got {type(found).__name__}")
     return found
 
 
 def load_dataset(
     name: str | Factory, *, data_dir: str | Path = "", seed: int = 0, **given: Any
 ) -> Dataset | Federation:
-    """Load a dataset by its name.
+    """Load a dataset by name.
 
     Parameters
     ----------
     name : str or callable
         One of `DATASETS`, ``module:function``, or a function.
     data_dir : path
-        Where to look for its files before all other places.
+        A directory to search for its files before all others.
     seed : int
-        What its own draws are made by, such as FEMNIST's choice of writers.
+        The seed of the dataset's random choices, such as which writers FEMNIST uses.
     **given
-        Its options.
+        The dataset's options.
     """
     factory = DATASETS.get(name) if isinstance(name, str) else name
     label = name if isinstance(name, str) else label_of(name)

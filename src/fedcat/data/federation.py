@@ -1,4 +1,4 @@
-"""A federation: the clients, what each of them holds, and the test data that none of them sees."""
+"""A federation: the clients, the training data of each, and test data that no client holds."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Ints = NDArray[np.int64]
 
 
 class Federation:
-    """Training samples divided over clients, and a test set that is no client's.
+    """Training samples divided among clients, and a test set that no client holds.
 
     Parameters
     ----------
     train : Pool
         The training samples of all clients.
     test : Pool
-        The test samples. They are never trained on.
+        The test samples, never trained on.
     owner : array_like of int
-        The client that holds each training sample, from 0.
+        The client that holds each training sample, counted from 0.
     classes : int, optional
         The number of classes; by default one more than the largest label.
     clients : int, optional
         The number of clients; by default one more than the largest owner.
     name : str
-        What the data is called in reports.
+        The name used in reports.
     client_names, class_names : sequence of str
-        What the clients and the classes are called; empty where they have no names.
+        Names of the clients and of the classes; empty if they have none.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Federation:
         owners = np.asarray(owner)
         if owners.shape != (len(train),) or owners.dtype.kind not in "iu":
             raise SettingError(
-                f"owner must hold one client number for each of the {len(train)} training samples, "
+                f"owner must hold one client index for each of the {len(train)} training samples, "
                 f"got shape {owners.shape} of {owners.dtype}"
             )
         if train.shape != test.shape:
-            raise SettingError(f"test inputs must have shape {train.shape} as in training, got {test.shape}")
+            raise SettingError(f"test inputs must have shape {train.shape}, as in training, got {test.shape}")
         if train.kind != test.kind:
-            raise SettingError(f"test inputs must be {train.kind} as in training, got {test.kind}")
+            raise SettingError(f"test inputs must be {train.kind}, as in training, got {test.kind}")
         self.train, self.test, self.name = train, test, name
         most = max(int(train.y.max()), int(test.y.max())) + 1
         self.classes = most if classes is None else classes
@@ -65,11 +65,11 @@ class Federation:
             raise SettingError(f"classes must be at least {most} for these labels, got {self.classes}")
         self.clients = int(owners.max()) + 1 if clients is None else clients
         if owners.min() < 0 or owners.max() >= self.clients:
-            raise SettingError(f"owner must lie in 0 .. {self.clients - 1}, got {owners.min()} .. {owners.max()}")
+            raise SettingError(f"owner must be in 0 .. {self.clients - 1}, got {owners.min()} .. {owners.max()}")
         self.sizes: Ints = np.bincount(owners, minlength=self.clients)
         if self.sizes.min() == 0:
             empty = int(np.argmin(self.sizes))
-            raise SettingError(f"owner gives client {empty} no training sample: every client must hold one")
+            raise SettingError(f"owner gives client {empty} no training sample: every client must hold at least one")
         self.client_names, self.class_names = tuple(client_names), tuple(class_names)
         for kind, names, count in (
             ("client_names", self.client_names, self.clients),
@@ -82,7 +82,7 @@ class Federation:
 
     @cached_property
     def largest(self) -> int:
-        """The samples of the client that has most."""
+        """The number of samples of the largest client."""
         return int(self.sizes.max())
 
     def indices(self, client: int) -> Ints:
@@ -91,14 +91,14 @@ class Federation:
 
     @cached_property
     def class_counts(self) -> Ints:
-        """How many samples of each class each client holds, [clients, classes]."""
+        """The number of samples per client and class, [clients, classes]."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
         cell = owner * self.classes + self.train.y.cpu().numpy()[self._order]
         return np.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     @cached_property
     def hash(self) -> str:
-        """A SHA-256 over the data and over who holds which of it."""
+        """The SHA-256 of the data and of its partition."""
         digest = hashlib.sha256()
         digest.update(self.train.digest.encode())
         digest.update(self.test.digest.encode())

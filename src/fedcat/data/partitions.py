@@ -53,9 +53,9 @@ def partition(
     seed : int
         The seed; every try has its own random stream.
     min_samples : int
-        The smallest number of samples per client.
+        The minimum number of samples per client.
     tries : int
-        How many draws to make before giving up.
+        The number of draws before giving up.
     **given
         Options of the partition, such as ``alpha``.
 
@@ -87,18 +87,18 @@ def partition(
             best = max(best, least)
     chosen = ", ".join(f"{option} {value:g}" for option, value in {**options(draw), **given}.items())
     raise SettingError(
-        f"partition {name!r}{f' with {chosen}' if chosen else ''} gave no draw of at least min_samples = {min_samples} "
-        f"for each of {clients} clients in {tries} tries (the best had {best}): use fewer clients, "
+        f"partition {name!r}{f' with {chosen}' if chosen else ''} found no draw with at least min_samples = "
+        f"{min_samples} for each of {clients} clients in {tries} tries (the best had {best}): use fewer clients, "
         f"{'a larger alpha ' if 'alpha' in options(draw) else ''}or a smaller min_samples"
     )
 
 
 def _checked(name: str, owner: object, samples: int, clients: int) -> Ints:
-    """Return what a partition gave as an array, or raise an error that says what is wrong with it."""
+    """Return a partition's result as an array; raise a `SettingError` if it is invalid."""
     array = np.asarray(owner)
     if array.shape != (samples,) or array.dtype.kind not in "iu":
         raise SettingError(
-            f"partition {name!r} must return one client number for each of the {samples} samples, "
+            f"partition {name!r} must return one client index for each of the {samples} samples, "
             f"got shape {array.shape} of {array.dtype}"
         )
     if array.min() < 0 or array.max() >= clients:
@@ -108,9 +108,9 @@ def _checked(name: str, owner: object, samples: int, clients: int) -> Ints:
     return array.astype(np.int64)
 
 
-@PARTITIONS.register("iid", "every client a random share of equal size")
+@PARTITIONS.register("iid", "every client gets a random share of equal size")
 def iid(labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
-    """Deal the samples out at random in nearly equal shares."""
+    """Assign the samples to clients at random, in nearly equal shares."""
     owner = np.empty(len(labels), dtype=np.int64)
     owner[rng.permutation(len(owner))] = np.arange(len(owner)) % clients
     return owner
@@ -146,7 +146,7 @@ def _dirichlet(labels: Ints, clients: int, rng: np.random.Generator, alpha: floa
 
 @PARTITIONS.register("dirichlet-hsu", "equal sizes, each client's classes from Dir(alpha * prior) (Hsu et al. 2019)")
 def dirichlet_hsu(labels: Ints, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.5) -> Ints:
-    """Draw a class mix from Dir(alpha * prior) for each client and its samples according to that mix.
+    """Draw a class mix from Dir(alpha * prior) for each client, then its samples from that mix.
 
     A class that has run out is left out of the mixes of later clients.
     """
@@ -181,7 +181,7 @@ def shards(
     *,
     shards: Annotated[int, Option("shards per client in the partition `shards`", Bounds(at_least=1))] = 2,
 ) -> Ints:
-    """Sort by class, cut into shards * clients pieces of equal size, deal them out at random."""
+    """Sort by class, cut into shards * clients pieces of equal size, and assign them at random."""
     pieces = shards * clients
     if pieces > len(labels):
         raise SettingError(
@@ -199,5 +199,5 @@ def shards(
 
 @PARTITIONS.register("natural", "every sample stays with its owner; for data with owners, such as femnist")
 def natural(labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
-    """Raise an error: `Dataset.divide` divides data with owners itself, without a draw."""
-    raise SettingError("partition 'natural' needs data whose samples have owners: this dataset has none")
+    """Raise a `SettingError`: `Dataset.divide` handles data with owners itself."""
+    raise SettingError("partition 'natural' needs samples with owners: this dataset has none")

@@ -1,4 +1,4 @@
-"""Samples in memory, as their publisher stores them, and how a batch of them becomes a net's input."""
+"""Samples in memory, in their published format, and the conversion of a batch to a net's input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcat.core.errors import SettingError
 
 @dataclass(frozen=True)
 class Normalize:
-    """Turns stored numbers into inputs: (x / scale - mean) / std, by channel where there are several."""
+    """Turns stored values into inputs: (x / scale - mean) / std, per channel if there are several constants."""
 
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)
@@ -35,7 +35,7 @@ class Normalize:
             object.__setattr__(self, name, tuple(map(float, values)))
 
     def check_channels(self, channels: int) -> None:
-        """Raise a `SettingError` unless the constants are one, or one a channel."""
+        """Raise a `SettingError` unless mean and std each have one value, or one value per channel."""
         for name in ("mean", "std"):
             values = getattr(self, name)
             if len(values) not in (1, channels):
@@ -43,7 +43,7 @@ class Normalize:
                 raise SettingError(f"{name} must be {right} for inputs of {channels} channels, got {list(values)}")
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the batch `x` [batch, channels, ...] normalised, as `dtype`."""
+        """Return the batch `x` [batch, channels, ...] normalized, as `dtype`."""
         mean, std = _constants(self.mean, self.std, x.dim(), dtype, x.device)
         return x.to(dtype, copy=True).div_(self.scale).sub_(mean).div_(std)
 
@@ -52,7 +52,7 @@ class Normalize:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the constants on a device; they are kept, since a step that is replayed must not copy them."""
+    """Return the constants on `device`; cached, since a replayed step (CUDA graph) must not copy them."""
     shape = (1, -1, *(1 for _ in range(dim - 2)))
     mean_there, std_there = (torch.tensor(v, dtype=dtype, device=device).view(shape) for v in (mean, std))
     return mean_there, std_there
@@ -63,17 +63,17 @@ def _is_number(value: object) -> bool:
 
 
 class Pool:
-    """Inputs and labels of one dataset's training or test part.
+    """Inputs and labels of a dataset's training or test set.
 
     Parameters
     ----------
     x : array_like
         Inputs [samples, ...]. Bytes stay bytes until a batch is taken.
     y : array_like
-        Class numbers [samples], from 0.
-    normalise : Normalise, optional
-        How stored numbers become inputs. Without it bytes are divided by 255, floating numbers are used as they
-        are, and other integers (tokens) stay integers.
+        Class labels [samples], integers from 0.
+    normalize : Normalize, optional
+        How stored values become inputs. By default bytes are divided by 255; floating-point values and other integers
+        (tokens) are left unchanged.
     """
 
     def __init__(self, x: object, y: object, normalize: Normalize | None = None) -> None:
@@ -82,17 +82,17 @@ class Pool:
             raise SettingError("x must hold finite numbers, got NaN or infinity")
         labels = _tensor("y", y)
         if labels.is_floating_point() and not torch.equal(labels, labels.round()):
-            raise SettingError("y must hold whole class numbers, got fractions")
+            raise SettingError("y must hold integer class labels, got fractions")
         self.y = labels.to(torch.int64)
         if self.y.dim() != 1 or len(self.x) != len(self.y):
             raise SettingError(
-                f"y must hold one class number for each of the {len(self.x)} samples of x, "
+                f"y must hold one class label for each of the {len(self.x)} samples of x, "
                 f"got shape {tuple(self.y.shape)}"
             )
         if len(self.y) == 0:
             raise SettingError("x must hold at least one sample, got none")
         if int(self.y.min()) < 0:
-            raise SettingError(f"y must hold class numbers from 0, got {int(self.y.min())}")
+            raise SettingError(f"y must hold class labels >= 0, got {int(self.y.min())}")
         if normalize is None and self.x.dtype == torch.uint8:
             normalize = Normalize()
         if normalize is not None and self.x.dim() > 1:
@@ -110,13 +110,13 @@ class Pool:
 
     @property
     def kind(self) -> str:
-        """What the stored inputs are: bytes, floating numbers or other whole numbers."""
+        """The type of the stored inputs: bytes, floating-point numbers or integers."""
         if self.x.is_floating_point():
-            return "floating numbers"
-        return "bytes" if self.x.dtype == torch.uint8 else "whole numbers"
+            return "floating-point numbers"
+        return "bytes" if self.x.dtype == torch.uint8 else "integers"
 
     def to(self, device: torch.device) -> Pool:
-        """Return this pool on `device`; the same object each time, so that simulations share it."""
+        """Return this pool on `device`; always the same object, so that simulations share it."""
         if self.x.device == device:
             return self
         if device not in self._moved:
@@ -124,7 +124,7 @@ class Pool:
         return self._moved[device]
 
     def inputs(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
-        """Return the inputs at `index` (any shape of positions, or a slice) as the net takes them."""
+        """Return the net's inputs at `index`: positions in a tensor of any shape, or a slice."""
         x = self.x[index]
         if self.normalize is None:
             return x.to(dtype) if x.is_floating_point() else x
@@ -133,7 +133,7 @@ class Pool:
 
     @cached_property
     def digest(self) -> str:
-        """A SHA-256 over the stored inputs and labels."""
+        """The SHA-256 of the stored inputs and labels."""
         digest = hashlib.sha256()
         for part in (self.x, self.y):
             digest.update(f"{part.dtype}{tuple(part.shape)}".encode())

@@ -1,4 +1,4 @@
-"""How skewed a federation is, in a few figures."""
+"""Statistics of how skewed a federation is."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fedcat.data.federation import Federation
 
 @dataclass(frozen=True)
 class Skew:
-    """Figures over the clients of a federation.
+    """Statistics over the clients of a federation.
 
     Attributes
     ----------
     samples : tuple of float
-        The smallest, the median and the largest number of samples on a client.
+        Minimum, median and maximum number of samples per client.
     classes : tuple of float
-        The same of the number of classes on a client.
+        Minimum, median and maximum number of classes per client.
     effective_classes : float
-        The mean of exp(entropy of a client's class shares): how many equally frequent classes its mix is worth.
+        The mean of exp(entropy of a client's class shares): the number of equally frequent classes with that entropy.
     distance : float
-        The mean total variation distance between a client's class shares and those of all data: the share of its
-        samples that would have to change their class. 0 where all clients look alike.
+        The mean total variation distance between a client's class shares and those of all data, i.e. the share of its
+        samples that would have to change class. It is 0 if all clients have the same class shares.
     largest_share : float
         The mean share of a client's most frequent class.
     """
@@ -36,7 +36,7 @@ class Skew:
 
     @classmethod
     def of(cls, federation: Federation) -> Skew:
-        """Compute the figures of `federation`."""
+        """Compute the statistics of `federation`."""
         counts = federation.class_counts
         shares = counts / counts.sum(axis=1, keepdims=True)
         whole = counts.sum(axis=0) / counts.sum()

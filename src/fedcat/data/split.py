@@ -1,4 +1,4 @@
-"""Labels, owners and a test set of a user's own samples."""
+"""Label checks, owners and the test split of a user's samples."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedcat.data.pool import Pool
 
 
 def check_labels(train: Pool, held: Pool | None, named: int) -> None:
-    """Raise where labels look as if they were counted from 1, or tested on what is never trained on."""
+    """Raise a `SettingError` if labels seem to start at 1, or test labels do not occur in training."""
     least, most = int(train.y.min()), int(train.y.max())
     if least > 0 and not named and (held is None or int(held.y.min()) > 0):
-        raise SettingError(f"y must hold class numbers from 0, got none below {least}: count from 0, or give classes")
+        raise SettingError(f"y must hold class labels from 0, got none below {least}: count from 0, or set classes")
     if held is not None and int(held.y.max()) > max(most, named - 1):
         raise SettingError(
             f"test labels must be among the training classes 0 to {max(most, named - 1)}, got {int(held.y.max())}: "
-            "give classes if that is meant"
+            "set classes if this is intended"
         )
 
 
@@ -32,7 +32,7 @@ def encode_owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
     array = owner.detach().cpu().numpy() if isinstance(owner, Tensor) else np.asarray(owner)
     if array.shape != (samples,) or array.dtype.kind not in "iuUS":
         raise SettingError(
-            f"owner must hold one number or text for each of the {samples} samples, "
+            f"owner must hold one integer or string for each of the {samples} samples, "
             f"got shape {array.shape} of {array.dtype}"
         )
     names, owners = np.unique(array, return_inverse=True)
@@ -40,9 +40,9 @@ def encode_owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
 
 
 def hold_out(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints]:
-    """Set a share of the samples apart; return what is left, what was set apart, and the positions of the former."""
+    """Hold out a fraction of the samples; return the rest, the held-out samples, and the positions of the rest."""
     if not 0 < fraction < 1:
-        raise SettingError(f"test_fraction must lie between 0 and 1, got {fraction:g}")
+        raise SettingError(f"test_fraction must be between 0 and 1, got {fraction:g}")
     order = random_stream(seed, Purpose.SPLIT).permutation(len(train))
     if owners is None:
         cut = math.ceil(fraction * len(train) - 1e-9)
@@ -55,6 +55,6 @@ def hold_out(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tu
         test = rank < np.repeat(quota, sizes)
         held, kept = order[test], order[~test]
     if not len(held) or not len(kept):
-        raise SettingError(f"test_fraction {fraction:g} of {len(train)} samples leaves a part empty")
+        raise SettingError(f"test_fraction {fraction:g} of {len(train)} samples leaves an empty training or test set")
     rest, apart = (Pool(train.x[part], train.y[part], train.normalize) for part in map(torch.from_numpy, (kept, held)))
     return rest, apart, kept

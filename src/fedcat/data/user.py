@@ -1,4 +1,4 @@
-"""A user's own data: PyTorch datasets, folders of images, files of arrays."""
+"""Datasets from a user's data: PyTorch datasets, directories of images, .npz files."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fedcat.data.pool import Normalize
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 NPZ_NAMES = {"x", "y", "x_test", "y_test", "owner"}
 PLAIN_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Pillow's modes of 8 bits a channel; the others would be clipped."""
+"""Pillow's modes with at most 8 bits per channel; others would be clipped."""
 
 
 def from_torch(train: Any, test: Any = None, *, owner: object = None, **given: Any) -> Dataset:
-    """Make a dataset of a ``torch.utils.data.Dataset``, read into memory once.
+    """Build a dataset from a ``torch.utils.data.Dataset``, which is read into memory once.
 
     Parameters
     ----------
     train : torch.utils.data.Dataset
-        Items are (input, class number, ...); inputs are tensors, arrays or PIL images of one shape. Random transforms
-        are drawn once, when it is read.
+        Items are (input, class label, ...); inputs are tensors, arrays or PIL images of one shape. Random transforms
+        are applied once, when the dataset is read.
     test : torch.utils.data.Dataset, optional
-        The test set. Without it a share of `train` is set apart, see `Dataset.from_arrays`.
+        The test set. If omitted, a fraction of `train` is held out; see `Dataset.from_arrays`.
     owner : int or array_like, optional
-        Whose each training sample is: the position of the owner in an item, or one number or text for each item.
+        The owner of each training sample: its position in an item, or one integer or string per item.
     **given
         Further parameters of `Dataset.from_arrays`.
     """
@@ -57,9 +57,9 @@ def _columns(part: str, dataset: Any, position: int | None) -> tuple[object, obj
             items = [dataset[i] for i in range(len(dataset))]
             columns = [[item[column] for item in items] for column in wanted]
     except (TypeError, IndexError, KeyError) as error:
-        words = "(input, class number)" + ("" if position is None else f" with the owner at position {position}")
+        words = "(input, class label)" + ("" if position is None else f" with the owner at position {position}")
         raise SettingError(
-            f"{part} must be a torch Dataset with a length whose items are {words}, got {type(dataset).__name__}"
+            f"{part} must be a torch Dataset that has a length and items {words}, got {type(dataset).__name__}"
         ) from error
     if not len(columns[0]):
         raise SettingError(f"{part} must hold at least one sample, got none")
@@ -73,16 +73,16 @@ def _columns(part: str, dataset: Any, position: int | None) -> tuple[object, obj
 
 
 def _number(value: Any) -> Any:
-    """Return a label or an owner as Python's own number or text."""
+    """Return a label or an owner as a Python integer or string."""
     return value.item() if isinstance(value, (Tensor, np.generic)) and value.ndim == 0 else value
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """Return one input as an array; an image's channels come first."""
+    """Return one input as an array, images with channels first."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     array = np.asarray(value)
-    if hasattr(value, "getbands"):  # an image of PIL
+    if hasattr(value, "getbands"):  # a PIL image
         return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
     return array
 
@@ -96,19 +96,19 @@ def from_npz(
     mean: tuple[float, ...] = (0.0,),
     std: tuple[float, ...] = (1.0,),
 ) -> Dataset:
-    """Load arrays from a file of NumPy's.
+    """Load arrays from an .npz file.
 
     Parameters
     ----------
     path : path
-        The file: inputs x and class numbers y; for a test set of its own x_test and y_test; for a natural partition
-        owner, one number or text for each sample of x.
+        The file. It holds inputs x and class labels y; optionally x_test and y_test for a test set, and owner, one
+        integer or string per sample of x, for a natural partition.
     test_fraction, split_seed : float, int
-        The share that is set apart where there is no x_test, and what it is drawn by.
+        The fraction held out as the test set if there is no x_test, and the seed of that split.
     classes : int
         The number of classes; 0 for one more than the largest label.
     mean, std : tuple of float
-        How bytes, divided by 255, are normalised. Floating numbers are used as they are.
+        Constants that normalize bytes divided by 255. Floating-point values are used unchanged.
     """
     file = _named("npz", path)
     arrays = _npz_arrays(file)
@@ -132,17 +132,17 @@ def from_npz(
 def _npz_arrays(file: Path) -> dict[str, NDArray[Any]]:
     try:
         if file.exists() and not zipfile.is_zipfile(file):
-            raise DataError(f"{file} is no .npz file: write one with numpy.savez(path, x=..., y=...)")
+            raise DataError(f"{file} is not an .npz file: write one with numpy.savez(path, x=..., y=...)")
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except DataError:
         raise
     except (OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} cannot be read as an .npz file of plain numbers and texts: {error}") from error
+        raise DataError(f"{file} cannot be read as an .npz file of numbers and strings: {error}") from error
     strange = sorted(arrays.keys() - NPZ_NAMES)
     if strange or "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(
-            f"{file} must hold x and y, may hold x_test and y_test, and owner, and nothing else; "
+            f"{file} must hold x and y, optionally x_test with y_test, and owner, and nothing else; "
             f"got {', '.join(sorted(arrays)) or 'nothing'}"
         )
     return arrays
@@ -152,46 +152,46 @@ def from_folder(
     path: str | Path = "",
     *,
     size: int = 0,
-    colour: bool = True,
+    color: bool = True,
     owners: str | Path = "",
     test_fraction: float = 0.2,
     split_seed: int = 0,
     mean: tuple[float, ...] = (0.0,),
     std: tuple[float, ...] = (1.0,),
 ) -> Dataset:
-    """Load images from folders that are named by their classes.
+    """Load images from one directory per class, named after the class.
 
     Parameters
     ----------
     path : path
-        A folder of folders, one a class; or one that holds two such, train and test.
+        A directory with one subdirectory per class; or with train and test, each of which has them.
     size : int
-        Images are scaled to so many pixels in height and width; 0 leaves them, and they must be of one size then.
-    colour : bool
-        Three channels, or one.
+        Scale images to this height and width in pixels; 0 keeps their size, which must then be the same for all.
+    color : bool
+        Whether to load three channels (RGB) or one (gray).
     owners : path, optional
-        A CSV file with the columns file (relative to `path`) and owner, for a natural partition of the training images.
+        A CSV file with columns file (relative to `path`) and owner, for a natural partition of the training images.
     test_fraction, split_seed : float, int
-        The share that is set apart where there is no test folder, and what it is drawn by.
+        The fraction held out as the test set if there is no test directory, and the seed of that split.
     mean, std : tuple of float
-        How pixels from 0 to 1 are normalised.
+        Constants that normalize pixels scaled to 0 .. 1.
     """
     normalize = Normalize(255.0, mean, std)
-    normalize.check_channels(3 if colour else 1)
+    normalize.check_channels(3 if color else 1)
     base = _named("folder", str(path))
     if size < 0:
         raise SettingError(f"folder.size must be at least 0, got {size}")
     if not base.is_dir():
-        raise DataError(f"folder.path must name a folder of class-named folders, got {str(path)!r}")
+        raise DataError(f"folder.path must be a directory with one subdirectory per class, got {str(path)!r}")
     parts = [name for name in ("train", "test") if (base / name).is_dir()]
     if len(parts) == 1:
         raise DataError(
-            f"{base} holds {parts[0]} but not {'test' if parts[0] == 'train' else 'train'}: state both or none"
+            f"{base} holds {parts[0]} but not {'test' if parts[0] == 'train' else 'train'}: provide both or neither"
         )
     top = base / "train" if parts else base
     classes = _class_folders(top)
     files = {part: _listed(base / part, classes) for part in parts} or {"train": _listed(base, classes)}
-    pools = {part: _pixels([file for file, _ in found], size, colour) for part, found in files.items()}
+    pools = {part: _pixels([file for file, _ in found], size, color) for part, found in files.items()}
     labels = {part: np.array([label for _, label in found]) for part, found in files.items()}
     owner = _owner_column(Path(owners), base, [file for file, _ in files["train"]]) if str(owners) else None
     return Dataset.from_arrays(
@@ -209,22 +209,22 @@ def from_folder(
 
 def _named(dataset: str, path: str) -> Path:
     if not path:
-        raise SettingError(f"dataset {dataset!r} needs its option path: -d path=...")
+        raise SettingError(f"dataset {dataset!r} needs the option path: -d path=...")
     return expand_user(path)
 
 
 def _class_folders(top: Path) -> list[str]:
     names = sorted(p.name for p in top.iterdir() if p.is_dir() and not p.name.startswith("."))
     if len(names) < 2:
-        raise DataError(f"{top} must hold a folder for each of at least two classes, got {len(names)}")
+        raise DataError(f"{top} must hold one directory per class for at least two classes, got {len(names)}")
     return names
 
 
 def _listed(top: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """Return the image files under `top` with their class numbers."""
+    """Return the image files under `top` with their class labels."""
     strange = set(_class_folders(top)) - set(classes)
     if strange:
-        raise DataError(f"{top} must hold only classes of the training images, got {sorted(strange)[0]!r} as well")
+        raise DataError(f"{top} must hold only classes that occur in training, got {sorted(strange)[0]!r}")
     found = []
     for label, name in enumerate(classes):
         files = sorted(p for p in (top / name).rglob("*") if p.suffix.lower() in IMAGES and p.is_file())
@@ -234,7 +234,7 @@ def _listed(top: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     return found
 
 
-def _pixels(files: Sequence[Path], size: int, colour: bool) -> NDArray[np.uint8]:
+def _pixels(files: Sequence[Path], size: int, color: bool) -> NDArray[np.uint8]:
     """Read images as bytes [images, channels, height, width]."""
     from PIL import Image
 
@@ -243,50 +243,50 @@ def _pixels(files: Sequence[Path], size: int, colour: bool) -> NDArray[np.uint8]
         try:
             with Image.open(file) as image:
                 if image.mode not in PLAIN_MODES:
-                    raise DataError(f"{file} has pixels of mode {image.mode}: convert it to 8 bits a channel first")
-                plain = image.convert("RGB" if colour else "L")
+                    raise DataError(f"{file} has pixel mode {image.mode}: convert it to 8 bits per channel first")
+                plain = image.convert("RGB" if color else "L")
                 array = np.asarray(plain.resize((size, size), Image.Resampling.BILINEAR) if size else plain)
         except DataError:
             raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"{file} cannot be read as an image: {error}") from error
-        arrays.append(np.moveaxis(array, -1, 0) if colour else array[None])
+        arrays.append(np.moveaxis(array, -1, 0) if color else array[None])
         if arrays[-1].shape != arrays[0].shape:
             raise DataError(
-                f"{file} has {array.shape[1]} x {array.shape[0]} pixels, {files[0]} {arrays[0].shape[2]} x "
-                f"{arrays[0].shape[1]}: scale them with the option size, such as -d size=32"
+                f"{file} has {array.shape[1]} x {array.shape[0]} pixels, but {files[0]} has {arrays[0].shape[2]} x "
+                f"{arrays[0].shape[1]}: scale them with the option size, e.g. -d size=32"
             )
     return np.stack(arrays)
 
 
 def _owner_column(table: Path, base: Path, files: Sequence[Path]) -> list[str]:
-    """Return the owner of each file from a CSV file."""
+    """Read the owner of each file from a CSV file."""
     try:
         with expand_user(table).open(newline="", encoding="utf-8-sig") as file:
             rows = [(os.path.normpath(row["file"]), row["owner"]) for row in csv.DictReader(file)]
     except OSError as error:
         raise DataError(f"{table} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise DataError(f"{table} must be a CSV file with the columns file and owner") from error
+        raise DataError(f"{table} must be a CSV file with columns file and owner") from error
     known: dict[str, str] = {}
     for name, owner in rows:
         if name in known:
-            raise DataError(f"{table} must name every file once, got {name} twice")
+            raise DataError(f"{table} must list each file once, got {name} twice")
         known[name] = owner
     names = [str(image.relative_to(base)) for image in files]
     for name in names:
         if not known.get(name):
-            raise DataError(f"{table} must name the owner of every training image, got none for {name}")
+            raise DataError(f"{table} must list the owner of every training image, got none for {name}")
     return [known[name] for name in names]
 
 
 DATASETS.add(
     "npz",
     from_npz,
-    "your own arrays in a file: x, y, and where there are such x_test, y_test, owner; -d path=FILE.npz",
+    "your own arrays in an .npz file: x, y, and optionally x_test, y_test, owner; -d path=FILE.npz",
 )
 DATASETS.add(
     "folder",
     from_folder,
-    "your own images in folders named by class, under train/ and test/ or split by seed; -d path=FOLDER -d size=32",
+    "your own images, one directory per class, under train/ and test/ or split by seed; -d path=DIRECTORY -d size=32",
 )

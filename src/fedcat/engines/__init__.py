@@ -1,4 +1,4 @@
-"""The engines by name, and the rule by which one is picked."""
+"""The engines by name, and the rule that picks one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcat.models.traits import traits
 NAMES = ("auto", "sequential", "stacked")
 
 STACK_BELOW = 5e6
-"""Floating-point operations of a batch's forward pass below which stacking pays on a CPU (benchmarks/engines.py)."""
+"""Floating-point operations per forward batch below which stacking is faster on a CPU (benchmarks/engines.py)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class EngineChoice:
     reason : str
         Why it was picked.
     forced : bool
-        Whether the net leaves no choice, so that the user should know.
+        Whether the net leaves no choice; the user should then be told.
     """
 
     name: str
@@ -44,10 +44,10 @@ def pick(
 ) -> EngineChoice:
     """Pick the engine that will train a net.
 
-    `plain` says that precision and loss are those for which gradients can be written out by hand.
+    `plain` means that the precision and the loss allow hand-written gradients.
 
-    The rule depends only on the net, the batch size and the type of device, never on timing, so that a run that is
-    repeated or resumed picks the same engine.
+    The rule depends only on the net, the batch size and the type of device, never on timing, so a repeated or resumed
+    run picks the same engine.
     """
     if name not in NAMES:
         raise unknown_name("engine", name, NAMES)
@@ -57,17 +57,17 @@ def pick(
     if found.unstackable:
         return EngineChoice("sequential", f"the net cannot be stacked: {found.unstackable}", forced=True)
     if exact and found.mixes_samples:
-        why = "sums over a batch depend on how many nets are stacked, so that exact mode trains one net at a time"
+        why = "sums over a batch depend on how many nets are stacked, so exact mode trains one net at a time"
         return EngineChoice("sequential", f"the net mixes the samples of a batch: {why}", forced=True)
     if name == "stacked":
         return EngineChoice(name, "as requested")
     if layout.device.type == "cuda":
-        return EngineChoice("stacked", "on a GPU, stacking pays for every net that can be stacked")
+        return EngineChoice("stacked", "on a GPU, stacking is faster for every net that can be stacked")
     if plain and chained_of(layout, pool, batch_size) is not None:
-        return EngineChoice("stacked", "a small chain of layers: stacks of it are matrix products on a CPU")
+        return EngineChoice("stacked", "a small chain of layers: on a CPU, stacks of it are batched matrix products")
     work = found.flops * batch_size
     side = "below" if work < STACK_BELOW else "above"
-    limit = f"{STACK_BELOW / 1e6:.0f} up to which stacking pays on a CPU"
+    limit = f"{STACK_BELOW / 1e6:.0f} MFLOP limit for stacking on a CPU"
     reason = f"{work / 1e6:.3g} MFLOP per forward batch, {side} the {limit}"
     return EngineChoice("stacked" if work < STACK_BELOW else "sequential", reason)
 
@@ -75,7 +75,7 @@ def pick(
 def make(
     name: str, exact: bool = False, precision: str = "fp32", memory: float | None = None, workers: int = 1
 ) -> Engine:
-    """Return a new engine; with several workers one that trains in as many processes."""
+    """Return a new engine; with `workers` > 1, it trains in that many processes."""
     kind = SequentialEngine if name == "sequential" else StackedEngine
     engine = kind(exact, precision, memory)
     return WorkersEngine(engine, workers) if workers > 1 else engine

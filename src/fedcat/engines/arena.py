@@ -22,12 +22,12 @@ from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.task import stack
 
 TOGETHER = 4
-"""Steps in one graph: those that a row does not have any more do nothing."""
+"""Steps per graph; a row that has taken its last step stays unchanged."""
 
 LEAD = 4 * TOGETHER
-"""Steps whose batches are drawn before the device starts; those of the others are drawn while it is at work."""
+"""Steps whose batches are drawn before the device starts; later batches are drawn while it computes."""
 SPARE = 8
-"""How many times as much room as a launch needs may be kept for longer ones."""
+"""Largest ratio of the steps that an arena has room for to the steps that its launch needs."""
 
 
 class Launch:
@@ -55,19 +55,19 @@ class Launch:
 
     @property
     def room(self) -> int:
-        """Steps for which there must be room, a power of two.
+        """The number of steps to make room for, a power of two.
 
-        It is that of the longest hop which the federation could have, unless that is much longer than these, so that
+        It covers the longest hop that the federation could have, up to `SPARE` times what this launch needs, so that
         all rounds use the same memory and graphs.
         """
         room = _power(int(self.counts.max()))
-        if self.rule.own_loss:  # what it draws takes room for every step
+        if self.rule.own_loss:  # its draws take memory for every step
             return room
         longest = max(hop.epochs * -(-task.federation.largest // task.batch_size) for task, hop in self.jobs)
         return max(room, min(_power(longest), SPARE * room))
 
     def write(self, pick: NDArray[np.int32], steps: int) -> bool:
-        """Write the positions of the first `steps` steps and of the rest of their epochs; tell if any was missing."""
+        """Write the positions of the first `steps` steps, up to the end of an epoch; return whether any were new."""
         before = self._written.sum()
         for row, schedule in enumerate(self.schedules):
             while self._written[row] < min(steps, schedule.steps):
@@ -78,13 +78,13 @@ class Launch:
         return bool(self._written.sum() > before)
 
     def form(self) -> tuple[object, ...]:
-        """Return what launches must have in common to use the same memory and the same graphs."""
+        """Return a key; launches with equal keys can use the same memory and graphs."""
         drawn = tuple((name, t.shape[2:], t.dtype) for name, t in self.drawn.items())
         slabs = tuple(slab.form() for slab in self.slabs)
         return self.layout, self.pool, self.batch, self.room, self.clips, drawn, slabs
 
     def _draw(self) -> dict[str, Tensor]:
-        """Return the rule's randomness for every row, [R, S, ...]."""
+        """Return the rule's random draws for every row, [R, S, ...]."""
         rows = []
         for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
             rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
@@ -102,20 +102,20 @@ def _longer(values: Tensor, steps: int) -> Tensor:
 
 
 class Arena:
-    """Memory for launches of one form, and their steps as graphs.
+    """Memory for launches of one form, and their steps as CUDA graphs.
 
     Parameters
     ----------
     launch : Launch
         A launch of the form.
     chain : Chain, optional
-        The net, where kernels of its own shall train it.
+        The net, if the fused kernels train it.
     precision : str
         ``fp32``, ``tf32`` or ``bf16``.
     width : Width
-        Which rows row algebra may see together.
+        How many rows a stack may have.
     fill : int
-        The least number of rows.
+        The minimum number of rows.
     """
 
     def __init__(self, launch: Launch, chain: Chain | None, precision: str, width: Width, fill: int = 1) -> None:
@@ -145,7 +145,7 @@ class Arena:
         self._staged: Any = None
 
     def rest(self) -> None:
-        """Take steps in which no row moves: kernels are compiled and workspaces taken."""
+        """Run steps that change no row, to compile kernels and allocate workspaces."""
         self._steps(self.count)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -157,17 +157,17 @@ class Arena:
         return {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
 
     def _filled(self, values: Tensor) -> Tensor:
-        """Return values of all rows of a launch with copies of the last for those that fill the arena up."""
+        """Return the values of a launch's rows, padded to the size of the arena with copies of the last."""
         missing = self.count - len(values)
         return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
 
     def run(self, launch: Launch) -> tuple[Tensor, Tensor]:
-        """Train a launch; return the rows at the end and the sums of the losses, in the launch's order."""
+        """Train a launch; return the final rows and the sums of the losses, in the launch's order."""
         self._load(launch)
         counts = -np.sort(-launch.counts)
         step, last = 0, int(counts[0])
         while step < last:
-            if step == LEAD:  # the device is busy with the first steps meanwhile
+            if step == LEAD:  # meanwhile the device is busy with the first steps
                 self._upload(launch, last)
             at_work = int((counts > step).sum())
             self._replay(next(level for level in reversed(self.levels) if level >= at_work))
@@ -205,7 +205,7 @@ class Arena:
             self.drawn[name][:size].copy_(drawn, non_blocking=True)
 
     def _upload(self, launch: Launch, steps: int) -> None:
-        """Let the device have the positions of the first `steps` steps."""
+        """Copy the positions of the first `steps` steps to the device."""
         if not launch.write(self.staging.numpy(), steps):
             return
         self.rows.pick.copy_(self.staging, non_blocking=True)
@@ -214,7 +214,7 @@ class Arena:
             self._staged.record()
 
     def _replay(self, level: int) -> None:
-        """Take some steps of the first `level` rows in order."""
+        """Take `TOGETHER` steps with the first `level` rows in `order`."""
         if self.device.type != "cuda":
             self._steps(level)
             return
@@ -223,7 +223,7 @@ class Arena:
         self.graphs[level].replay()
 
     def _capture(self, level: int) -> None:
-        """Capture some steps; before that they run once with all rows at rest, to compile and to get workspaces."""
+        """Capture `TOGETHER` steps, after running them once without changing any row, to compile and allocate."""
         kept = self.rows.count.clone(), self.rows.step.clone()
         self.rows.count.zero_()
         aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -233,7 +233,7 @@ class Arena:
         torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):  # nothing that a graph leaves there is read by another
+        with torch.cuda.graph(graph, pool=self._memory):  # graphs may share it: none reads what another left
             self._steps(level)
         self.graphs[level] = graph
         self.rows.count.copy_(kept[0])
@@ -246,7 +246,7 @@ class Arena:
         self.rows.step.add_(TOGETHER)
 
     def _descend(self, ahead: int, level: int) -> None:
-        """Take one step of SGD with every rule's corrections."""
+        """Take one SGD step with every rule's corrections."""
         rows = self.rows
         for slab in self.slabs:
             if slab.changes_gradient:
@@ -263,7 +263,7 @@ class Arena:
 
 
 def _levels(count: int) -> list[int]:
-    """Return the widths for which there are graphs: all rows, half of them, and so on."""
+    """Return the stack widths that are captured as graphs: all rows, half of them, and so on."""
     levels = [count]
     while levels[-1] > 1:
         levels.append(-(-levels[-1] // 2))

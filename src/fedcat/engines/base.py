@@ -1,4 +1,4 @@
-"""How clients train: the contract of engines."""
+"""The interface of engines, which train clients."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ EVALUATION_BATCH = 1000
 
 
 class Engine(ABC):
-    """Trains hops, of several simulations at once, and evaluates rows.
+    """Trains the hops of one or more runs, and evaluates rows.
 
     Parameters
     ----------
     exact : bool
-        Give the same bits whatever else is trained beside.
+        Give the same bits no matter what else is trained at the same time.
     precision : str
-        How products are formed in training: ``fp32``, ``tf32`` or ``bf16``. Evaluation is always in full.
+        Precision of products in training: ``fp32``, ``tf32`` or ``bf16``. Evaluation always uses full precision.
     memory : float, optional
-        Bytes of a GPU's memory below which stacks are kept by splitting them; by default what is free.
+        Limit on GPU memory in bytes, met by splitting stacks; by default the free memory.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Engine(ABC):
         """Train every hop and return the replies in the order of the jobs."""
 
     def kernels(self, task: Task) -> str:
-        """Return what computes a task's steps, in words."""
+        """Return a description of what computes a task's steps."""
         return "PyTorch"
 
     def release(self) -> None:  # noqa: B027  (most engines keep nothing)
-        """Give back memory that was kept for the next call."""
+        """Free memory that was kept for the next call."""
 
     def evaluate(
         self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Which samples a client sees in which step: the same for every engine."""
+"""The order of a client's batches, which is the same for every engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Ints = NDArray[np.int64]
 
 
 def batch_lengths(samples: int, batch_size: int, join_lone: bool = False) -> list[int]:
-    """Return the sizes of one epoch's batches; the last may be short.
+    """Return the lengths of one epoch's batches; the last may be shorter.
 
-    With `join_lone` a last batch of one sample joins the batch before it.
+    With `join_lone`, a last batch of one sample joins the batch before it.
     """
     full, rest = divmod(samples, batch_size)
     lengths = [batch_size] * full + ([rest] if rest else [])
@@ -25,7 +25,7 @@ def batch_lengths(samples: int, batch_size: int, join_lone: bool = False) -> lis
 
 
 def steps_of(task: Task, hop: Hop) -> int:
-    """Return how many steps a hop takes."""
+    """Return the number of steps of a hop."""
     return hop.epochs * len(batch_lengths(task.samples(hop.client), task.batch_size, task.join_lone))
 
 
@@ -35,7 +35,7 @@ class BatchOrder:
     Attributes
     ----------
     steps : int
-        How many batches there are in all epochs.
+        Number of batches over all epochs.
     """
 
     def __init__(self, task: Task, hop: Hop) -> None:
@@ -45,14 +45,14 @@ class BatchOrder:
         self.steps = hop.epochs * len(self.lengths)
 
     def epoch(self) -> Ints:
-        """Return the next epoch's positions in the pool, [batches, width]; short batches are filled up with -1."""
+        """Return the next epoch's positions in the pool, [batches, length]; shorter batches are padded with -1."""
         order = self._mine[self._rng.permutation(len(self._mine))]
-        width = int(self.lengths.max())
-        index = np.full((len(self.lengths), width), -1, np.int64)
-        if self.lengths[0] == width:  # only the last is shorter
+        length = int(self.lengths.max())
+        index = np.full((len(self.lengths), length), -1, np.int64)
+        if self.lengths[0] == length:  # only the last batch may be shorter
             index.reshape(-1)[: len(order)] = order
         else:
-            index[np.arange(width) < self.lengths[:, None]] = order
+            index[np.arange(length) < self.lengths[:, None]] = order
         return index
 
 
@@ -62,9 +62,9 @@ def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
     Returns
     -------
     index : numpy.ndarray
-        Positions in the pool, [steps, width]; short batches are filled up with -1.
+        Positions in the pool, [steps, length]; shorter batches are padded with -1.
     lengths : numpy.ndarray
-        How many positions of each step are real, [steps].
+        Number of real positions in each step, [steps].
     """
     schedule = BatchOrder(task, hop)
     index = np.concatenate([schedule.epoch() for _ in range(hop.epochs)])

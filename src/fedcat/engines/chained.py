@@ -1,7 +1,7 @@
-"""The gradients of stacks of a chain of layers on a CPU, as batched products of matrices written out by hand.
+"""Hand-written gradients for stacks of a chain of layers on a CPU, as batched matrix products.
 
-`torch.vmap` and autograd take several hundred small operations for a step of a small net; this takes about seventy.
-Images lie channels last, [R, B, H, W, C]; a convolution multiplies the patches under its kernel.
+For a step of a small net, `torch.vmap` and autograd run several hundred small operations; this runs about seventy.
+Images are stored channels last, [R, B, H, W, C]; a convolution multiplies the patches under its kernel.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from fedcat.engines.width import trial_rows, vmapped_gradients
 from fedcat.models.layout import Layout
 
 MOST_PATCHES = 150_000
-"""Numbers under the kernels of a row's batch up to which this is faster than `torch.vmap` (docs/speed.md)."""
+"""Number of values in the patches of a row's batch up to which this is faster than `torch.vmap` (docs/speed.md)."""
 MOST_PARAMETERS = 250_000
-"""Parameters up to which a net counts as small: all rows of a launch are in memory several times."""
+"""Number of parameters up to which a net is small: all rows of a launch are in memory several times."""
 SHORT = 16
-"""Neighbours below which numbers are picked one by one: runs are copied faster where they are longer."""
+"""Contiguous values below which patches are gathered by index; longer contiguous runs are faster to copy."""
 LIMIT = 0.02
-"""By how much a gradient may differ from autograd's, relative to its norm; see `fused.trial`."""
+"""Largest difference of a gradient from autograd's, relative to its norm; see `fused.trial`."""
 
 _found: WeakKeyDictionary[Layout, WeakKeyDictionary[Pool, Chained | None]] = WeakKeyDictionary()
 
 
 def chained_of(layout: Layout, pool: Pool, batch: int) -> Chained | None:
-    """Return how a stack of small nets is computed by hand, if the net is a chain and gives autograd's gradients."""
+    """Return a net's hand-written gradients, or None if they do not apply, are slower or differ from autograd's."""
     if layout.device.type != "cpu" or layout.parameter_size > MOST_PARAMETERS:
         return None
     known = _found.setdefault(layout, WeakKeyDictionary())
@@ -58,7 +58,7 @@ def _tried(layout: Layout, pool: Pool) -> Chained | None:
         if apart <= LIMIT:
             return made
         reason = f"differ from autograd's by {apart:.2g}"
-    warnings.warn(f"gradients by hand {reason}: training goes on without them", stacklevel=2)
+    warnings.warn(f"hand-written gradients {reason}: training continues without them", stacklevel=2)
     return None
 
 
@@ -68,7 +68,7 @@ class Chained:
     Parameters
     ----------
     chain : Chain
-        The net: convolutions, perhaps pooled 2 x 2, and linear layers.
+        The net: convolutions, optionally pooled 2 x 2, and linear layers.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -82,7 +82,7 @@ class Chained:
     def gradients(self, p: Tensor, x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the losses [R] of rows [R, P] on batches [R, B, ...], and their gradients [R, P].
 
-        `mask` [R, B] is 0 where a sample does not count.
+        `mask` [R, B] is 0 for samples that do not count.
         """
         if self.crop is not None:
             (top, left), (_, height, width) = self.crop
@@ -111,13 +111,13 @@ class Chained:
 
 
 class _Layer(ABC):
-    """A layer that keeps what its way back needs; nobody wants the gradient of what the `first` one sees."""
+    """A layer that keeps what its backward pass needs; the gradient of the `first` layer's input is not needed."""
 
     first = False
     kept: tuple[str, ...] = ()
 
     def forget(self) -> None:
-        """Drop what was kept for the way back."""
+        """Drop what was kept for the backward pass."""
         for name in self.kept:
             self.__dict__.pop(name, None)
 
@@ -127,11 +127,11 @@ class _Layer(ABC):
 
     @abstractmethod
     def backward(self, p: Tensor, g: Tensor, d: Tensor) -> Tensor:
-        """Write the parameters' gradients into `g` and return the input's, from that of the output."""
+        """Write the parameters' gradients into `g` and return the input's gradient, given that of the output, `d`."""
 
 
 class _Flatten(_Layer):
-    """Lays images out as PyTorch flattens them."""
+    """Flattens images in PyTorch's order."""
 
     def forward(self, p: Tensor, x: Tensor) -> Tensor:
         self.shape = x.shape
@@ -173,9 +173,10 @@ class _Linear(_Layer):
 
 
 class _Convolution(_Layer):
-    """A convolution, perhaps pooled 2 x 2 and with ReLU.
+    """A convolution, optionally pooled 2 x 2 and with ReLU.
 
-    Pooled, its output lies as [R, 4, B, H / 2, W / 2, C]: each of the four places of the windows in one piece.
+    To be pooled, its output is stored as [R, 4, B, H / 2, W / 2, C], which makes each of the four positions in the
+    windows contiguous.
     """
 
     kept = ("patches", "places", "out")
@@ -231,7 +232,7 @@ class _Convolution(_Layer):
         return back.view(rows, batch, *spec.inputs[1:], spec.inputs[0])
 
     def _positions(self, batch: int) -> Tensor:
-        """Return which numbers of a batch of padded images lie under the kernel, in the order of `_patches`."""
+        """Return the indices of the values under the kernel in a batch of padded images, in the order of `_patches`."""
         if batch not in self.positions:
             spec = self.spec
             shape = (1, batch, *(side + 2 * spec.padding for side in spec.inputs[1:]), spec.inputs[0])
@@ -239,7 +240,7 @@ class _Convolution(_Layer):
         return self.positions[batch]
 
     def _unpooled(self, d: Tensor) -> Tensor:
-        """Return the gradient of every place: that of its window for the first place that has the largest value."""
+        """Return the gradient before pooling: the window's at the first position with its largest value, else zero."""
         full = d.new_empty(len(d), 4, d[0].numel())
         nothing = torch.zeros_like(d)
         for place, to in zip(self.places[:3], full.unbind(1), strict=False):
@@ -249,7 +250,7 @@ class _Convolution(_Layer):
         return full
 
     def _image(self, d: Tensor, batch: int) -> Tensor:
-        """Return the gradient as images, with the border that the way back needs."""
+        """Return the gradient as images, with the border that the backward pass needs."""
         spec, sides, edge = self.spec, self.sides, self.spec.kernel - 1 - self.spec.padding
         image = d.new_zeros(len(d), batch, *(side + 2 * edge for side in sides), spec.channels)
         inner = image[:, :, edge : edge + sides[0], edge : edge + sides[1]]
@@ -263,7 +264,7 @@ class _Convolution(_Layer):
 
 
 def _padded(x: Tensor, padding: int) -> Tensor:
-    """Return images with a border of zeros, in one piece."""
+    """Return contiguous images with a border of zeros."""
     if not padding:
         return x.contiguous()
     rows, batch, height, width, channels = x.shape
@@ -273,7 +274,7 @@ def _padded(x: Tensor, padding: int) -> Tensor:
 
 
 def _patches(x: Tensor, kernel: int, pool: int = 1) -> Tensor:
-    """Return what lies under a kernel at each of its places: [R, places of a window * B * windows, ky * kx * C]."""
+    """Return the patches under a kernel: [R, positions in a window * B * windows, ky * kx * C]."""
     rows, batch, height, width, channels = x.shape
     line = width * channels
     windows = ((height - kernel + 1) // pool, (width - kernel + 1) // pool)

@@ -14,9 +14,9 @@ from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout, Tensors
 
 SAMPLES = 20_000
-"""Samples that pass through the rows at a time, counted once for each row."""
+"""Samples per forward pass, counted once per row."""
 ROWS = 40
-"""Rows that are evaluated in one pass at most."""
+"""Maximum number of rows per forward pass."""
 
 
 def evaluate_stacked(

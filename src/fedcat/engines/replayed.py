@@ -1,4 +1,4 @@
-"""The stacked engine on a GPU: arenas for launches of each form, split so that they fit into memory."""
+"""The stacked engine on a GPU: an arena for each form of launch, and launches split to fit into memory."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 
 KEPT = 4
-"""Arenas that are kept for the next round."""
+"""Number of arenas to keep for the next round."""
 UNLIMITED = 1_000_000
-"""Rows that fit where there is no GPU whose memory could end."""
+"""Number of rows that fit if there is no GPU memory to run out of."""
 SHARE = 0.9
-"""The part of the memory that is planned with; the rest is for what cannot be foreseen."""
+"""Fraction of the memory to plan with; the rest is a reserve."""
 OUTSIDE = 3
-"""Copies of all hops' rows that a cap must leave room for: where they start and end, and what averages them."""
+"""Copies of all hops' rows that a memory limit must leave room for: their starts, their ends and the averaging."""
 LIMIT = 65_535
-"""Rows that a kernel can be launched on."""
+"""Maximum number of rows of a kernel launch."""
 
 
 class Replayed:
@@ -53,13 +53,13 @@ class Replayed:
         self.width = Width(FIXED, FIXED) if exact else Width()
 
     def takes(self, task: Task) -> bool:
-        """Tell whether launches of a task can be replayed: on a GPU, nets that treat every sample by itself."""
+        """Return whether launches of a task can be replayed: on a GPU, for nets that do not mix samples."""
         return task.layout.device.type == "cuda" and not traits(task.layout, task.pool).mixes_samples
 
     def train(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Reply]:
-        """Train hops that share a net and a loss, the longest first; the replies come in the order of the jobs.
+        """Train hops that share a net and a loss, given longest first; return the replies in the order of the jobs.
 
-        `rules` are those of the hops, in an order that is the same in every round: memory and graphs follow it.
+        `rules` are those of the hops, in an order that is the same in every round: memory and graphs depend on it.
         """
         task, hop = jobs[0]
         with current_device(hop.start.device):
@@ -100,12 +100,12 @@ class Replayed:
         return [reply for launch, ends, losses in done for reply in self._replies(launch, ends, losses)]
 
     def kernels(self, task: Task) -> str:
-        """Return what computes a task's steps, in words."""
-        reason = self._kernels.get(task.layout, {}).get(task.rule.loss_key(), "nothing was trained yet")
+        """Return a description of what computes a task's steps."""
+        reason = self._kernels.get(task.layout, {}).get(task.rule.loss_key(), "nothing has been trained yet")
         return f"torch.vmap, replayed: {reason}" if reason else "fused"
 
     def release(self) -> None:
-        """Give the arenas' memory back."""
+        """Free the arenas' memory."""
         self._arenas.clear()
         self._most.clear()
         gc.collect()
@@ -113,11 +113,11 @@ class Replayed:
             torch.cuda.empty_cache()
 
     def _fill(self, chain: Chain | None) -> int:
-        """Return to how many rows a launch is filled up: kernels of our own do not care how many there are."""
+        """Return the number of rows to pad a launch to; the fused kernels do not depend on it."""
         return FIXED if self.exact and chain is None else 1
 
     def _arena(self, launch: Launch, form: object, chain: Chain | None, most: int) -> Arena:
-        """Return memory for a launch. What is kept for others fits into memory beside it."""
+        """Return an arena for a launch; evict the least recently used ones if there are too many or memory is short."""
         share = max(len(launch.jobs), self._fill(chain)) / most
         if form not in self._arenas:
             while self._arenas and (len(self._arenas) >= KEPT or self.taken() + share > 1):
@@ -127,7 +127,7 @@ class Replayed:
         return self._arenas[form][0]
 
     def taken(self) -> float:
-        """Return the share of the memory that the arenas take."""
+        """Return the fraction of the memory that the arenas take."""
         return sum(share for _, share in self._arenas.values())
 
     def _replies(self, launch: Launch, ends: Tensor, losses: Tensor) -> list[Reply]:
@@ -136,7 +136,7 @@ class Replayed:
         return [reply for _, reply in sorted(zip(launch.place, found, strict=True), key=lambda pair: pair[0])]
 
     def _fitting(self, jobs: list[Job], rules: Sequence[LocalRule], chain: Chain | None, batch: int) -> int:
-        """Return how many rows fit into memory: measured on a few, one of each rule, of which none takes a step."""
+        """Return how many rows fit into memory, measured on one row per rule, which takes no step."""
         device = jobs[0][1].start.device
         if device.type != "cuda":
             return UNLIMITED
@@ -159,7 +159,7 @@ class Replayed:
         if self.memory is not None and most < least:
             needed = (before + outside + least * row / SHARE) / 1e9
             warnings.warn(
-                f"memory {self.memory / 1e9:.3g} GB is too little: the data and {least} rows of this net, the fewest "
+                f"memory {self.memory / 1e9:.3g} GB is too small: the data and {least} rows of this net, the minimum "
                 f"that can be trained at a time, take about {needed:.3g} GB",
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""The memory of a launch whose steps are replayed: it stays where it is from launch to launch."""
+"""The memory of replayed launches: it keeps its address from launch to launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a launch's steps work on: the rows, where they stand, and their batches.
+    """What a launch's steps work on: the rows, their progress and their batches.
 
     Attributes
     ----------
@@ -19,15 +19,15 @@ class Rows:
     buffers : Tensor
         The nets' float buffers, [R, D - P].
     lr, momentum, decay, clip : Tensor
-        Of each row, [R, 1].
+        Settings of each row, [R, 1].
     pick : Tensor
-        Positions in the pool, [R, S, B], -1 where there is none.
+        Positions in the pool, [R, S, B], padded with -1.
     count : Tensor
-        Steps of each row, [R].
+        Number of steps of each row, [R].
     order : Tensor
         The rows by decreasing number of steps, [R].
     step : Tensor
-        How many steps have been taken, [1].
+        Number of steps taken so far, [1].
     """
 
     p: Tensor
@@ -45,7 +45,7 @@ class Rows:
 
     @classmethod
     def make(cls, rows: int, size: int, buffers: int, steps: int, batch: int, like: Tensor) -> Rows:
-        """Get memory for `rows` rows of `size` parameters that take up to `steps` steps with up to `batch` samples."""
+        """Allocate `rows` rows of `size` parameters that take up to `steps` steps with up to `batch` samples."""
         line = -(-size // 32) * 32
         p, v, g = (like.new_zeros(rows, line)[:, :size] for _ in range(3))
         lr, momentum, decay, clip = (like.new_zeros(rows, 1) for _ in range(4))
@@ -58,5 +58,5 @@ class Rows:
         )
 
     def active(self, ahead: int) -> Tensor:
-        """Return which rows take the step that comes `ahead` steps after the counter, [R, 1]."""
+        """Return which rows take the step that is `ahead` steps after the counter, [R, 1]."""
         return (self.count > self.step + ahead)[:, None]

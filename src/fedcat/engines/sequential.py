@@ -19,12 +19,12 @@ from fedcat.protocol.task import Task, stack
 
 
 class SequentialEngine(Engine):
-    """Trains each hop by itself with autograd and ``torch.optim.SGD``."""
+    """Trains each hop separately with autograd and ``torch.optim.SGD``."""
 
     name = "sequential"
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Train the hops in their order."""
+        """Train the hops in order."""
         with precision_context(self.precision):
             return [train_one(task, hop, self.precision) for task, hop in jobs]
 
@@ -53,7 +53,7 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
 
 
 class _Local:
-    """One client while it trains: leaves that are views of one row, and an optimiser over them."""
+    """One client during training: leaf tensors that are views of one row, and an optimizer over them."""
 
     def __init__(self, task: Task, hop: Hop, precision: str) -> None:
         layout = task.layout
@@ -76,7 +76,7 @@ class _Local:
         self.changes_step = type(task.rule).after is not LocalRule.after
 
     def lay(self, values: Tensor) -> Tensor:
-        """Return images or weights in the order in which a CPU convolves them fastest, if the net takes it."""
+        """Return images or weights in the memory format that a CPU convolves fastest, if the net supports it."""
         return channels_last(values) if self.turned else values
 
     def step(self, batch: Batch, drawn: dict[str, Tensor]) -> Tensor:
@@ -93,7 +93,7 @@ class _Local:
             flat = rule.gradient(flat, self.p[None], self.start, self.sent, self.memory)[0]
             grads = tuple(self.task.layout.parameter_views(flat).values())
         for leaf, grad in zip(self.leaves.values(), grads, strict=True):
-            leaf.grad = grad.contiguous()  # the fused optimiser walks through memory
+            leaf.grad = grad.contiguous()  # the fused optimizer expects contiguous memory
         if self.task.clip is not None:
             nn.utils.clip_grad_norm_(list(self.leaves.values()), self.task.clip)
         self.sgd.step()

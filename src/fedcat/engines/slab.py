@@ -1,4 +1,4 @@
-"""The rows of a launch that have one rule."""
+"""The rows of a launch that share one rule."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedcat.protocol.task import stack
 
 
 class Slab:
-    """The rows of a launch that have one rule: its row algebra runs on all of them at once.
+    """The rows of a launch that share one rule, whose row algebra runs on all of them at once.
 
-    In exact mode no bit may depend on how many rows there are: where stacks of two or more rows are alike, a lone row
-    is doubled; where a stack's width is fixed, the algebra runs row by row, since there sums over a row can depend even
-    on where in memory it begins.
+    In exact mode no bit may depend on the number of rows. If all stacks of two or more rows give the same bits, a
+    single row is doubled. If the width of a stack is fixed, the algebra runs row by row, because sums over a row can
+    then depend even on its memory address.
     """
 
     def __init__(self, rule: LocalRule, first: int, jobs: list[Job], steps: list[int], size: int, width: Width) -> None:
@@ -39,7 +39,7 @@ class Slab:
         self.keep(np.arange(self.first, self.stop))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """From now on work on these rows of the launch, as far as they are this slab's."""
+        """From now on, work only on those of the slab's rows that are in `rows`."""
         mine = rows[(rows >= self.first) & (rows < self.stop)] - self.first
         self.count = len(mine)
         if self.changes_gradient or self.changes_step:
@@ -49,7 +49,7 @@ class Slab:
             self._sent, self._memory = taken(self.sent, part), taken(self.memory, part)
 
     def copy(self, rows: int) -> Slab:
-        """Return a slab like this one in memory of its own, for `load`; copies of the last row fill it up to `rows`."""
+        """Return a copy of this slab in separate memory, for `load`, padded to `rows` with copies of the last row."""
         own = copy(self)
         for name in ("start", "lr"):
             setattr(own, name, _owned(getattr(self, name), rows))
@@ -65,7 +65,7 @@ class Slab:
             mine[:count].copy_(new[:count])
 
     def form(self) -> tuple[object, ...]:
-        """Return what two slabs must have in common for one to be loaded into the other."""
+        """Return a key; slabs with equal keys can be loaded into each other."""
         alike = tuple(shared(t) for t in self.sent.values())
         names = (*self.sent, "|", *self.memory)
         return self.rule, self.stop - self.first, names, alike, tuple((t.shape, t.dtype) for t in self._tensors())
@@ -76,7 +76,7 @@ class Slab:
         return [self.start, self.lr, *self.sent.values(), *self.memory.values()]
 
     def gradient(self, g: Tensor, p: Tensor) -> Tensor:
-        """Return the rule's gradient for the rows that it works on."""
+        """Return the rule's gradient for the current rows."""
         parts = groups(len(p), self.width)
         if parts is None:
             return self.rule.gradient(g, p, self._start, self._sent, self._memory)
@@ -87,7 +87,7 @@ class Slab:
         return torch.cat(found)[: len(p)]
 
     def after(self, p: Tensor) -> Tensor:
-        """Return the rule's parameters after a step for the rows that it works on."""
+        """Return the rule's parameters after a step for the current rows."""
         parts = groups(len(p), self.width)
         if parts is None:
             return self.rule.after(p, self._lr, self._sent, self._memory)
@@ -95,7 +95,7 @@ class Slab:
         return torch.cat(found)[: len(p)]
 
     def finish(self, end: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what all rows upload and keep; in exact mode row by row, since it is only once."""
+        """Return what all rows upload and keep; exact mode runs row by row, since this happens only once."""
         if type(self.rule).finish is LocalRule.finish:
             return {}, {}
         found = []
@@ -114,7 +114,7 @@ class Slab:
 def replies_of(
     jobs: list[Job], slabs: list[Slab], ends: Tensor, counts: NDArray[np.int64], losses: list[float]
 ) -> list[Reply]:
-    """Return the replies of a launch whose jobs are sorted as its slabs are; `ends` are whole rows."""
+    """Return the replies of a launch whose jobs are in the order of its slabs; `ends` are whole rows."""
     replies = []
     for slab in slabs:
         uploads, memory = slab.finish(ends[slab.first : slab.stop, : slab.start.shape[1]])
@@ -139,7 +139,7 @@ Some = NDArray[np.int64] | slice
 
 
 def groups(count: int, width: Width) -> list[Some] | None:
-    """Return which rows row algebra is to see together, or None for all of them as they lie."""
+    """Return which rows the row algebra processes together, or None for all rows at once."""
     if width.most is not None:
         return [slice(row, row + 1) for row in range(count)]
     if count < width.least:
@@ -155,24 +155,24 @@ def norms(rows: Tensor, width: Width) -> Tensor:
 
 
 def taken(stacked: Mapping[str, Tensor], rows: Some) -> dict[str, Tensor]:
-    """Return some rows of stacked tensors."""
+    """Return some rows of each stacked tensor."""
     return {name: take(tensor, rows) for name, tensor in stacked.items()}
 
 
 def take(stacked: Tensor, rows: Some) -> Tensor:
-    """Return some rows of a stacked tensor; one that all rows share stays shared."""
+    """Return some rows of a stacked tensor; a tensor that all rows share stays shared."""
     if isinstance(rows, slice):
         return stacked[rows]
     return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared(stacked) else stacked[torch.from_numpy(rows)]
 
 
 def shared(stacked: Tensor) -> bool:
-    """Tell whether all rows of a stacked tensor are one."""
+    """Return whether all rows of a stacked tensor share memory."""
     return stacked.stride(0) == 0 and len(stacked) > 1
 
 
 def _owned(stacked: Tensor, rows: int) -> Tensor:
-    """Return a copy filled up to `rows`; what all rows share stays shared."""
+    """Return a copy padded to `rows`; a tensor that all rows share stays shared."""
     return stacked[:1].clone().expand(rows, *stacked.shape[1:]) if shared(stacked) else _filled(stacked, rows)
 
 

@@ -31,12 +31,12 @@ from fedcat.protocol.task import Task, stack
 class StackedEngine(Engine):
     """Trains hops that share a net as one matrix of rows.
 
-    Rows may have different numbers of steps and batches of different lengths, step sizes, momenta and rules; a row
-    that has taken its last step is dropped from the launch. On a GPU steps are captured once and replayed, and nets
-    that are chains of known layers are trained by kernels of their own.
+    Rows may differ in their number of steps, batch lengths, learning rates, momenta and rules. A row that has taken
+    its last step is dropped from the launch. On a GPU, steps are captured once and replayed, and fused kernels train
+    nets that are chains of known layers.
 
-    In exact mode batches are always filled up to one length, and stacks have a width at which that changes nothing
-    (see `width_of`).
+    In exact mode, batches are always padded to one length, and stacks have a width at which a row's bits do not depend
+    on the other rows (see `width_of`).
     """
 
     name = "stacked"
@@ -46,7 +46,7 @@ class StackedEngine(Engine):
         self._gpu = Replayed(exact, precision, memory)
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Train the hops, those that can share a launch together."""
+        """Train the hops; those that can share a launch train together."""
         launches: dict[object, list[int]] = {}
         for position, (task, hop) in enumerate(jobs):
             key = (
@@ -68,35 +68,35 @@ class StackedEngine(Engine):
         return [replies[p] for p in range(len(jobs))]
 
     def _launch(self, jobs: list[Job]) -> list[Reply]:
-        """Train hops step by step, the longest first, in stacks that are not too wide."""
+        """Train hops, given longest first, in stacks of at most the allowed width."""
         task = jobs[0][0]
         chained = self._chained(task)
-        by_hand = None if chained is None else chained.of_samples
-        width = width_of(task.layout, task.pool, task.padding, self.exact, by_hand)
+        gradients = None if chained is None else chained.of_samples
+        width = width_of(task.layout, task.pool, task.padding, self.exact, gradients)
         most = width.most or len(jobs)
         parts = [jobs[begin : begin + most] for begin in range(0, len(jobs), most)]
         return [reply for part in parts for reply in _Launch(part, self.exact, width, self.precision, chained).run()]
 
     def _chained(self, task: Task) -> Chained | None:
-        """Return how a task's gradients are computed by hand, where that is faster."""
+        """Return a task's hand-written gradients, or None if they do not apply or are slower."""
         if self.precision != "fp32" or task.rule.own_loss:
             return None
         return chained_of(task.layout, task.pool, task.padding)
 
     def kernels(self, task: Task) -> str:
-        """Return what computes a task's steps, in words."""
+        """Return a description of what computes a task's steps."""
         if self._gpu.takes(task):
             return self._gpu.kernels(task)
-        return "torch.vmap" if self._chained(task) is None else "products by hand"
+        return "torch.vmap" if self._chained(task) is None else "hand-written gradients"
 
     def release(self) -> None:
-        """Give back memory that was kept for the next call."""
+        """Free memory that was kept for the next call."""
         self._gpu.release()
 
     def evaluate(
         self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
     ) -> list[tuple[float, float]]:
-        """Return accuracy and mean loss of each row; on a GPU of all rows in one pass, unless the mode is exact."""
+        """Return accuracy and mean loss of each row; on a GPU, all rows share one pass unless the mode is exact."""
         if self.exact or len(rows) < 2 or layout.device.type != "cuda" or traits(layout, pool).unstackable:
             return super().evaluate(layout, rows, pool, index)
         try:
@@ -133,12 +133,12 @@ class _Launch:
         self._place_rows()
 
     def _place_batches(self) -> None:
-        """Put all batches of the launch on the client: positions [R, S, B], -1 where there is none."""
-        width = max(index.shape[1] for index, _ in self.plans)
+        """Copy all batches of the launch to the device: positions [R, S, B], padded with -1."""
+        length = max(index.shape[1] for index, _ in self.plans)
         if self.exact:
-            width = max(width, self.jobs[0][0].padding)
+            length = max(length, self.jobs[0][0].padding)
         steps = int(self.counts.max())
-        index = np.full((len(self.jobs), steps, width), -1, np.int64)
+        index = np.full((len(self.jobs), steps, length), -1, np.int64)
         self.lengths = np.zeros((len(self.jobs), steps), np.int64)
         for row, (plan, lengths) in enumerate(self.plans):
             index[row, : len(plan), : plan.shape[1]] = plan
@@ -149,7 +149,7 @@ class _Launch:
             self.drawn = self._draw(steps)
 
     def _draw(self, steps: int) -> dict[str, Tensor]:
-        """Return the rule's randomness for every row, [R, S, ...]; rows with fewer steps are filled up with zeros."""
+        """Return the rule's random draws for every row, [R, S, ...]; rows with fewer steps are padded with zeros."""
         rows = []
         for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
             rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
@@ -191,16 +191,16 @@ class _Launch:
 
     def _drop_finished(self, step: int) -> None:
         """Write out the rows that have taken their last step and keep the others."""
-        goes_on = self.counts[self.rows] > step
-        if goes_on.all():
+        unfinished = self.counts[self.rows] > step
+        if unfinished.all():
             return
-        done = np.flatnonzero(~goes_on)
+        done = np.flatnonzero(~unfinished)
         self.ends[self.rows[done]] = torch.cat([self.p, self.buffers], 1)[done]
-        distinct = np.unique(self.rows[goes_on], return_index=True)[1]
-        self._keep(np.flatnonzero(goes_on)[distinct])
+        distinct = np.unique(self.rows[unfinished], return_index=True)[1]
+        self._keep(np.flatnonzero(unfinished)[distinct])
 
     def _keep(self, which: NDArray[np.int64]) -> None:
-        """Go on with some of the rows; a stack that gets too narrow is filled up with copies of the last one."""
+        """Keep only some of the rows; a stack that becomes too narrow is padded with copies of the last row."""
         if 0 < len(which) < self.width.least:
             which = np.concatenate([which, which[-1:].repeat(self.width.least - len(which))])
         if len(which) == len(self.rows) and (which == np.arange(len(which))).all():
@@ -212,12 +212,12 @@ class _Launch:
             setattr(self, name, getattr(self, name)[which])
 
     def _gradients(self, step: int) -> Tensor:
-        """Return the gradients [rows, P] of this step's losses; note losses and new buffers."""
+        """Return the gradients [rows, P] of this step's losses; record the losses and the new buffers."""
         lengths = self.lengths[self.rows, step]
         if not self.by_length:
-            width = self.index.shape[2] if self.exact else int(lengths.max())
-            padded = self.exact or int(lengths.min()) < width
-            g, self.buffers = self._gradients_of(self.rows, self.p, self.buffers, step, width, padded)
+            length = self.index.shape[2] if self.exact else int(lengths.max())
+            padded = self.exact or int(lengths.min()) < length
+            g, self.buffers = self._gradients_of(self.rows, self.p, self.buffers, step, length, padded)
             return g
         g, buffers = torch.empty_like(self.p), torch.empty_like(self.buffers)
         for length in np.unique(lengths).tolist():
@@ -229,10 +229,10 @@ class _Launch:
         return g
 
     def _gradients_of(
-        self, rows: NDArray[np.int64], p: Tensor, buffers: Tensor, step: int, width: int, padded: bool
+        self, rows: NDArray[np.int64], p: Tensor, buffers: Tensor, step: int, length: int, padded: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return gradients and new buffers of some rows, whose batches of this step have at most `width` samples."""
-        index = self.index[rows, step, :width]
+        """Return gradients and new buffers of some rows, whose batches in this step have at most `length` samples."""
+        index = self.index[rows, step, :length]
         mask = (index >= 0).to(p.dtype) if padded else None
         index = index.clamp(min=0)
         x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
@@ -270,7 +270,7 @@ class _Launch:
         return self.rule.loss(net, Batch(x, y, mask), LossInputs(**beside)), net.buffers
 
     def _descend(self, g: Tensor) -> None:
-        """Take one step of SGD with every rule's corrections."""
+        """Take one SGD step with every rule's corrections."""
         g = self._by_slab(g, "gradient")
         if self.clips:
             g = g * (self.clip / (norms(g, self.width) + 1e-6)).clamp(max=1.0)
@@ -281,7 +281,7 @@ class _Launch:
         self.p = self._by_slab(self.p, "after")
 
     def _by_slab(self, rows: Tensor, hook: str) -> Tensor:
-        """Run a hook of every slab that overrides it on that slab's part of the rows."""
+        """Run a hook on the rows of each slab that overrides it."""
         overridden = "changes_gradient" if hook == "gradient" else "changes_step"
         if not any(getattr(slab, overridden) for slab in self.slabs):
             return rows
@@ -307,5 +307,5 @@ def _longer(values: Tensor, steps: int) -> Tensor:
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:
-    """Lay stacked tensors [R, ...] side by side as rows [R, sum of sizes]."""
+    """Concatenate stacked tensors [R, ...] into rows [R, sum of sizes]."""
     return torch.cat([part.reshape(len(part), -1) for part in parts], 1)

@@ -1,4 +1,4 @@
-"""The gradients of one step of any net that can be stacked, for steps that are replayed."""
+"""Gradients of a replayed step, for any net that can be stacked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
 
 
 class Vmapped:
-    """Computes gradients as one vmapped loss; only the first rows in order are looked at.
+    """Computes the gradients of the first rows in `order` with one vmapped loss.
 
     Parameters
     ----------
@@ -25,13 +25,13 @@ class Vmapped:
     pool : Pool
         The training samples.
     rule : LocalRule
-        Whose loss it is.
+        The rule that defines the loss.
     rows : Rows
         The state of the launch.
     beside : mapping
-        `start`, `sent` and `memory` of the rows, as the loss sees them.
+        `start`, `sent` and `memory` of the rows, as passed to the loss.
     drawn : mapping of str to Tensor
-        What the rule drew, [R, S, ...].
+        The rule's random draws, [R, S, ...].
     precision : str
         ``fp32``, ``tf32`` or ``bf16``.
     """
@@ -51,7 +51,7 @@ class Vmapped:
         self.losses = torch.zeros(len(rows.p), 1, dtype=rows.p.dtype, device=rows.p.device)
 
     def gradients(self, ahead: int, width: int) -> None:
-        """Compute the gradients of one step, of the first `width` rows in order."""
+        """Compute the gradients of one step for the first `width` rows in `order`."""
         rows = self.rows
         which = rows.order[:width].long()
         steps = rows.pick.shape[1]

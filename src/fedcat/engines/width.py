@@ -1,4 +1,4 @@
-"""How many rows a stack may have, so that a row's bits do not depend on the others."""
+"""How many rows a stack may have so that a row's bits do not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIED = (2, 3, 5, 9, 17)
 
 @dataclass(frozen=True)
 class Width:
-    """Bounds of a stack's width: shorter ones are filled up with copies of a row, longer ones are cut."""
+    """Bounds on the width of a stack: narrower stacks are padded with copies of a row, wider ones are split."""
 
     least: int = 1
     most: int | None = None
@@ -30,16 +30,16 @@ _found: WeakKeyDictionary[Layout, dict[tuple[int, int, bool], bool]] = WeakKeyDi
 
 
 Gradients = Callable[[Layout, Pool, Tensor, Tensor], Sequence[Tensor]]
-"""Returns gradients of rows on the samples at an index, in one tensor or several."""
+"""Returns the gradients of rows on the samples at an index, in one or more tensors."""
 
 
 def width_of(layout: Layout, pool: Pool, batch_size: int, exact: bool, gradients: Gradients | None = None) -> Width:
     """Return the widths at which a net may be stacked.
 
-    Kernels add numbers up in an order that can depend on the size of the whole stack. On a CPU with few threads a
-    stack of at least two usually gives the same bits at every width, which is tried here on the net itself; where
-    it does not, and on a GPU, exact mode stacks a fixed number of rows. `gradients` is how they are computed, by
-    default with `torch.vmap`.
+    The order in which kernels sum values can depend on the size of the whole stack. On a CPU with few threads, stacks
+    of two or more rows usually give the same bits at every width, which is tested here on the net itself. If they do
+    not, and on a GPU, exact mode stacks a fixed number of rows. `gradients` computes the gradients, by default with
+    `torch.vmap`.
     """
     if not exact:
         return Width()
@@ -54,7 +54,7 @@ def width_of(layout: Layout, pool: Pool, batch_size: int, exact: bool, gradients
 
 
 def _matters(layout: Layout, pool: Pool, batch_size: int, gradients: Gradients) -> bool:
-    """Tell whether the bits of a row's gradient change with the width of the stack."""
+    """Return whether the bits of a row's gradient depend on the width of the stack."""
     rows, index = trial_rows(layout, pool, max(TRIED), batch_size)
     whole = gradients(layout, pool, rows, index)
     for width in TRIED[:-1]:
@@ -65,7 +65,7 @@ def _matters(layout: Layout, pool: Pool, batch_size: int, gradients: Gradients) 
 
 
 def trial_rows(layout: Layout, pool: Pool, count: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return rows like the net's own, and a batch of positions for each."""
+    """Return rows similar to the net's own, and a batch of positions for each."""
     generator = torch.Generator().manual_seed(0)
     row = layout.pack(layout.net)
     noise = torch.rand(count, len(row), generator=generator, dtype=torch.float64).to(row)
@@ -74,7 +74,7 @@ def trial_rows(layout: Layout, pool: Pool, count: int, batch_size: int) -> tuple
 
 
 def vmapped_gradients(layout: Layout, pool: Pool, rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of rows' mean cross entropy, parameter by parameter."""
+    """Return the gradients of the rows' mean cross entropy, one tensor per parameter."""
     size = layout.parameter_size
     leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(rows[:, :size]).items()}
     x, y = pool.inputs(index, layout.dtype), pool.y[index]

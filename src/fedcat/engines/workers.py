@@ -1,4 +1,4 @@
-"""Training in several processes, each with one thread: on a CPU two of them do more than two threads of one."""
+"""Training in several single-threaded processes: on a CPU, two are faster than one process with two threads."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 
 PATIENCE = 5.0
-"""Seconds after which an idle worker looks whether its parent is still there."""
+"""Seconds after which an idle worker checks whether its parent is still running."""
 
 STEP = 5
-"""What a step of a stack costs beside its rows, in rows: on the digits' net 3 by hand, 8 with `torch.vmap`."""
+"""Fixed cost of a stack's step, in rows: for the digits net 3 with hand-written gradients, 8 with `torch.vmap`."""
 
 
 def can_fork() -> bool:
-    """Tell whether processes that share this one's memory can be made: on Linux, where no GPU is in use.
+    """Return whether worker processes can be forked: on Linux, if no GPU is available.
 
-    A process of a `multiprocessing.Pool` may have none of its own.
+    A daemonic process, such as one of a `multiprocessing.Pool`, may not have children.
     """
     daemon = multiprocessing.current_process().daemon
     return sys.platform == "linux" and not daemon and not torch.cuda.is_available()
 
 
 class WorkersEngine(Engine):
-    """Divides hops over processes, in each of which another engine trains.
+    """Divides hops among processes, each of which trains its share with another engine.
 
-    The processes are forked when the first hops come, so that they have the data and the nets without copying them;
-    what goes back and forth is what would travel in a real federation. Who trains a hop changes no bit of it where
-    the inner engine is exact.
+    The processes are forked when the first hops arrive, so that they have the data and the nets without copying them;
+    only hops and replies are sent between processes. If the inner engine is exact, the process that trains a hop does
+    not affect its bits.
 
     Parameters
     ----------
     inner : Engine
-        Trains a process's share of the hops.
+        The engine that trains a process's share of the hops.
     count : int
-        How many processes.
+        The number of processes.
     """
 
     def __init__(self, inner: Engine, count: int) -> None:
@@ -83,7 +83,7 @@ class WorkersEngine(Engine):
                     failed = answer
                 else:
                     replies.update(zip(share, answer, strict=True))
-        except BaseException:  # an answer that nobody fetched must not be taken for the next one
+        except BaseException:  # an unread answer must not be mistaken for the next one
             self.release()
             raise
         if failed is not None:
@@ -91,11 +91,11 @@ class WorkersEngine(Engine):
         return [replies[i] for i in range(len(jobs))]
 
     def kernels(self, task: Task) -> str:
-        """Return what computes a task's steps, in words."""
+        """Return a description of what computes a task's steps."""
         return f"{self.inner.kernels(task)}, {self.count} processes"
 
     def release(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for process, pipe in self._workers:
             pipe.close()
             process.terminate()
@@ -104,7 +104,7 @@ class WorkersEngine(Engine):
         self._tasks.clear()
 
     def _know(self, tasks: Sequence[Task]) -> None:
-        """See to it that processes run and know all these tasks."""
+        """Make sure that the processes run and know all these tasks."""
         fresh = {id(task): task for task in tasks if id(task) not in self._tasks}
         if not fresh and self._workers:
             return
@@ -120,13 +120,13 @@ class WorkersEngine(Engine):
                 process.start()
             except OSError as error:
                 self.release()
-                raise RuntimeError(f"{self.count} processes cannot be made ({error}): use fewer --workers") from error
+                raise RuntimeError(f"cannot start {self.count} processes ({error}): use fewer --workers") from error
             theirs.close()
             self._workers.append((process, ours))
 
 
 def divide(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Divide positions so that the sums of their costs are about equal: the dearest first, to who has least."""
+    """Divide positions into shares of about equal cost: the most expensive first, each to the cheapest share."""
     shares: list[list[int]] = [[] for _ in range(parts)]
     sums = [0] * parts
     for position in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -137,10 +137,10 @@ def divide(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def divide_stacks(steps: Sequence[int], parts: int) -> list[list[int]]:
-    """Divide rows that are trained as stacks: a stack takes as many steps as its longest row, so like goes with like.
+    """Divide rows into stacks of similar length: a stack takes as many steps as its longest row.
 
-    A step costs `STEP` and the number of its rows; the shares are those, of neighbours by length, whose dearest is
-    cheapest.
+    A step costs `STEP` plus the number of its rows. Sorted by their number of steps, the rows are cut into consecutive
+    shares so that the most expensive share is as cheap as possible.
     """
     order = sorted(range(len(steps)), key=lambda i: -steps[i])
 
@@ -181,12 +181,12 @@ def _answer(process: BaseProcess, pipe: Connection) -> Any:
 
 def _gone(process: BaseProcess) -> RuntimeError:
     process.join(1)
-    short = " (killed, perhaps since memory was short: --workers 1 takes less)" if process.exitcode == -9 else ""
-    return RuntimeError(f"a process that trains ended on its own, exit code {process.exitcode}{short}")
+    short = " (killed, perhaps for lack of memory: --workers 1 takes less)" if process.exitcode == -9 else ""
+    return RuntimeError(f"a worker process ended unexpectedly, exit code {process.exitcode}{short}")
 
 
 def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks: dict[int, Task]) -> None:
-    """Train what comes until the parent is gone."""
+    """Train the requested hops until the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
         other.close()
@@ -208,7 +208,7 @@ def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks
 
 
 def _keep_memory() -> None:
-    """Let this process keep what it frees: every step asks for the same again, and new pages are dear."""
+    """Make malloc keep freed memory: every step allocates the same again, and new pages are expensive."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         for option, value in ((-1, 2**31 - 1), (-3, 2**30)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc
@@ -216,8 +216,8 @@ def _keep_memory() -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can travel, with the place where it happened."""
-    error.add_note("in a process that trains:\n" + "".join(traceback.format_exception(error)))
+    """Return an error that can be pickled, if possible with the worker's traceback."""
+    error.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -226,10 +226,10 @@ def _portable(error: Exception) -> Exception:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as arrays, each of them once."""
+    """Pickles tensors as NumPy arrays, each tensor once."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype == torch.bfloat16:  # numpy does not know it
+        if isinstance(value, Tensor) and value.dtype == torch.bfloat16:  # NumPy has no bfloat16
             return _from_bits, (value.detach().contiguous().view(torch.int16).numpy(),)
         if isinstance(value, Tensor):
             return torch.from_numpy, (value.detach().numpy(),)

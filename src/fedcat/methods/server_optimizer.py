@@ -44,7 +44,7 @@ class ServerOptimizer(ABC):
 
 SERVER_OPTIMIZERS: Registry[Callable[..., ServerOptimizer]] = Registry("server_optimizer")
 
-ServerLr = Annotated[float, Option("step size of the server optimizer", Bounds(above=0))]
+ServerLr = Annotated[float, Option("learning rate of the server optimizer", Bounds(above=0))]
 ServerMomentum = Annotated[float, Option("momentum, or Adam's first beta", Bounds(at_least=0, below=1))]
 
 

@@ -1,4 +1,4 @@
-"""A model is a row: what lies where in it."""
+"""The layout of a model as a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """One named tensor of a model and its place in the row."""
+    """One named tensor of a model and its position in the row."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,16 +27,16 @@ class Slot:
 
 
 class Layout:
-    """Turns a row of numbers into a net's named tensors, as views, and back.
+    """Maps a row to a net's named tensors, as views, and back.
 
-    A row is ``[parameters | float buffers]``. Beside it, and never averaged, stay the integer buffers, frozen
-    parameters (``requires_grad=False``) and buffers that are not part of the net's state.
+    A row is ``[parameters | float buffers]``. Integer buffers, frozen parameters (``requires_grad=False``) and buffers
+    that are not part of the net's state stay outside the row and are never averaged.
 
     Parameters
     ----------
     net : torch.nn.Module
-        The net, on the device and in the floating type that the rows will have. The layout keeps it and
-        switches it between training and evaluation.
+        The net, on the device and in the floating-point type that the rows will have. It is kept, and
+        switched between training and evaluation mode.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -47,7 +47,7 @@ class Layout:
             raise SettingError("net has no parameter that requires a gradient: there is nothing to train")
         odd = [n for n, p in trained if not p.is_floating_point()]
         if odd:
-            raise SettingError(f"net parameter {odd[0]!r} is not real floating point: a row holds real numbers only")
+            raise SettingError(f"net parameter {odd[0]!r} is not real floating point: a row holds real values only")
         state = set(net.state_dict())
         buffers = [(n, b) for n, b in net.named_buffers() if b.is_floating_point() and n in state]
         self.parameters = _slots(trained, 0)
@@ -59,20 +59,20 @@ class Layout:
         counting = [n for n, m in net.named_modules() if isinstance(m, _BatchNorm) and _counts(m)]
         if counting:
             raise SettingError(
-                f"net layer {counting[0]!r} averages over all batches so far (momentum=None), and counters stay beside "
-                "the row: give it a momentum such as 0.1"
+                f"net layer {counting[0]!r} averages over all batches so far (momentum=None), but its batch counter is "
+                "not in the row: set its momentum, for example to 0.1"
             )
         self.integers = {n: b.clone() for n, b in net.named_buffers() if not b.is_floating_point()}
         self.kept = {n: t for n, t in self.outside(net).items() if n in state}
-        """The tensors beside the row that are part of the net's state."""
+        """The tensors outside the row that are part of the net's state."""
 
     def outside(self, net: nn.Module) -> dict[str, Tensor]:
-        """Return the tensors of a net of this layout that are not in the row."""
+        """Return the tensors of `net`, a net of this layout, that are not in the row."""
         held = {slot.name for slot in (*self.parameters, *self.buffers)}
         return {n: t for n, t in (*net.named_parameters(), *net.named_buffers()) if n not in held}
 
     def pack(self, net: nn.Module) -> Tensor:
-        """Return the row that holds the weights of `net`, a net of this layout."""
+        """Return the parameters and float buffers of `net`, a net of this layout, as a row."""
         named: dict[str, Tensor] = {**dict(net.named_parameters()), **dict(net.named_buffers())}
         parts = [named[s.name].detach().reshape(-1) for s in (*self.parameters, *self.buffers)]
         return torch.cat([p.to(self.device, self.dtype) for p in parts])
@@ -82,27 +82,27 @@ class Layout:
         return _views(row, (*self.parameters, *self.buffers), 0)
 
     def parameter_views(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Return named views of the first part of rows, [..., parameter_size]."""
+        """Return named views of the parameter part of rows, [..., parameter_size]."""
         return _views(parameters, self.parameters, 0)
 
     def buffer_views(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Return named views of the second part of rows, [..., size - parameter_size]."""
+        """Return named views of the buffer part of rows, [..., size - parameter_size]."""
         return _views(buffers, self.buffers, self.parameter_size)
 
     def write(self, row: Tensor, net: nn.Module) -> None:
-        """Copy a row's weights into `net`, a net of this layout."""
+        """Copy a row into the parameters and float buffers of `net`, a net of this layout."""
         named: dict[str, Tensor] = {**dict(net.named_parameters()), **dict(net.named_buffers())}
         with torch.no_grad():
             for name, value in self.unpack(row).items():
                 named[name].copy_(value)
 
     def bind(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> BoundNet:
-        """Return the net on the given tensors."""
+        """Return the net bound to the given tensors."""
         return BoundNet(self, parameters, buffers)
 
 
 class BoundNet:
-    """A net on one row's tensors; the tensors that were passed in are not touched."""
+    """A net bound to one row's tensors, which it does not modify."""
 
     def __init__(self, layout: Layout, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self._layout = layout
@@ -113,11 +113,11 @@ class BoundNet:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The float buffers as the calls so far have left them."""
+        """The float buffers after the calls so far."""
         return {n: self._tensors[f"net.{n}"] for n in self._buffers}
 
     def at(self, parameters: Tensor) -> BoundNet:
-        """Return the same net on other parameters [P], with the buffers as they are."""
+        """Return the same net bound to other parameters [P], with its current buffers."""
         return BoundNet(self._layout, self._layout.parameter_views(parameters), self.buffers)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ class BoundNet:
         net = self._layout.net
         if not callable(getattr(net, name, None)):
             raise SettingError(
-                f"net {type(net).__name__} has no part {name!r}: a method that splits the net wants its forward pass "
-                "written as self.head(self.features(x))"
+                f"net {type(net).__name__} has no part {name!r}: a method that splits the net needs its forward pass "
+                "to be self.head(self.features(x))"
             )
         return self._call(name, value)
 
@@ -147,7 +147,7 @@ class BoundNet:
 
 
 class _Whole(nn.Module):
-    """Runs a net or one of its parts, so that a part sees the tensors that it shares with the rest."""
+    """Runs a net or one of its parts; tensors that parts share are bound in all of them."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The nets: a small one for the digits and the five of the FedCat experiments."""
+"""The built-in nets: a small CNN for the digits and the five nets of the FedCat experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcat.core.errors import SettingError
 from fedcat.core.registry import Registry, accepts_call, label_of
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
-"""Makes a net for inputs of a shape (without the batch) and a number of classes."""
+"""Builds a net for an input shape (without the batch dimension) and a number of classes."""
 
 NETS: Registry[Factory] = Registry("net")
 
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 class CenterCrop(nn.Module):
-    """Keeps the middle `size` x `size` pixels of an image."""
+    """Crops the central `size` x `size` pixels of an image."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -54,13 +54,13 @@ def _expect(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
 
 
 def _pooled(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
-    """Return a convolution, pooled 2 x 2, with ReLU: they give the same bits in either order, and less work in this."""
+    """Return a convolution, 2 x 2 pooling and ReLU: the same bits as with ReLU before pooling, for less work."""
     return convolution, nn.MaxPool2d(2), nn.ReLU()
 
 
 @NETS.register("digits-cnn", "13,706 parameters for the 8 x 8 digits: two convolutions, two linear layers")
 def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make a small CNN for the 8 x 8 digits."""
+    """Build a small CNN for the 8 x 8 digits."""
     _expect("digits-cnn", shape, (1, 8, 8))
     features = nn.Sequential(
         *_pooled(nn.Conv2d(1, 16, 3, padding=1)),
@@ -71,44 +71,44 @@ def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _lab(channels: tuple[int, int, int], flat: int, hidden: tuple[int, ...], classes: int) -> nn.Module:
-    """Make two 5 x 5 convolutions, each pooled, and linear layers."""
+    """Build a net of two pooled 5 x 5 convolutions and linear layers."""
     into, first, second = channels
     layers: list[nn.Module] = [
         *_pooled(nn.Conv2d(into, first, 5)),
         *_pooled(nn.Conv2d(first, second, 5)),
         nn.Flatten(),
     ]
-    width = flat
+    inputs = flat
     for units in hidden:
-        layers += [nn.Linear(width, units), nn.ReLU()]
-        width = units
-    return Net(nn.Sequential(*layers), nn.Linear(width, classes))
+        layers += [nn.Linear(inputs, units), nn.ReLU()]
+        inputs = units
+    return Net(nn.Sequential(*layers), nn.Linear(inputs, classes))
 
 
-@NETS.register("lab-cifar", "62,006 parameters at 10 classes: LeNet for 32 x 32 colour images")
+@NETS.register("lab-cifar", "62,006 parameters with 10 classes: LeNet for 32 x 32 color images")
 def lab_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make LeNet for CIFAR."""
+    """Build LeNet for CIFAR."""
     _expect("lab-cifar", shape, (3, 32, 32))
     return _lab((3, 6, 16), 400, (120, 84), classes)
 
 
-@NETS.register("lab-mnist", "66,130 parameters at 10 classes: LeNet for 28 x 28 grey images")
+@NETS.register("lab-mnist", "66,130 parameters with 10 classes: LeNet for 28 x 28 grayscale images")
 def lab_mnist(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make LeNet for MNIST."""
+    """Build LeNet for MNIST."""
     _expect("lab-mnist", shape, (1, 28, 28))
     return _lab((1, 20, 50), 800, (50,), classes)
 
 
-@NETS.register("lab-femnist", "160,510 parameters at 62 classes: LeNet for 28 x 28 handwriting")
+@NETS.register("lab-femnist", "160,510 parameters with 62 classes: LeNet for 28 x 28 handwriting")
 def lab_femnist(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make LeNet for FEMNIST."""
+    """Build LeNet for FEMNIST."""
     _expect("lab-femnist", shape, (1, 28, 28))
     return _lab((1, 16, 32), 512, (256,), classes)
 
 
-@NETS.register("mcmahan-mnist", "1,663,370 parameters at 10 classes: the MNIST CNN of McMahan et al. 2017")
+@NETS.register("mcmahan-mnist", "1,663,370 parameters with 10 classes: the MNIST CNN of McMahan et al. 2017")
 def mcmahan_mnist(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make the CNN that McMahan et al. trained on MNIST."""
+    """Build the CNN that McMahan et al. trained on MNIST."""
     _expect("mcmahan-mnist", shape, (1, 28, 28))
     features = nn.Sequential(
         *_pooled(nn.Conv2d(1, 32, 5, padding=2)),
@@ -118,11 +118,11 @@ def mcmahan_mnist(shape: tuple[int, ...], classes: int) -> nn.Module:
     return Net(features, nn.Linear(512, classes))
 
 
-@NETS.register("mcmahan-cifar", "1,068,298 parameters at 10 classes: the CIFAR CNN of McMahan et al. 2017")
+@NETS.register("mcmahan-cifar", "1,068,298 parameters with 10 classes: the CIFAR CNN of McMahan et al. 2017")
 def mcmahan_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make the CNN that McMahan et al. trained on CIFAR-10, with its 24 x 24 centre crop.
+    """Build the CNN that McMahan et al. trained on CIFAR-10, with its 24 x 24 center crop.
 
-    Its pooling is TensorFlow's "same": one row and one column of padding, at the far sides.
+    Its pooling uses TensorFlow's "same" padding: one line of pixels at the bottom and one at the right.
     """
     _expect("mcmahan-cifar", shape, (3, 32, 32))
     features = nn.Sequential(
@@ -138,7 +138,7 @@ def mcmahan_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def check_outputs(net: nn.Module, sample: Tensor, classes: int) -> None:
-    """Raise a `SettingError` unless `net` maps the batch `sample` to one logit a class."""
+    """Raise a `SettingError` unless `net` maps the batch `sample` to one logit per class."""
     name = type(net).__name__
     net.eval()
     try:
@@ -152,22 +152,22 @@ def check_outputs(net: nn.Module, sample: Tensor, classes: int) -> None:
     if not isinstance(out, Tensor) or tuple(out.shape) != (len(sample), classes):
         got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
         raise SettingError(
-            f"net {name} gives an output of shape {got}, the dataset has {classes} classes: "
-            f"its output must have shape ({classes},)"
+            f"net {name} has output shape {got}, but the dataset has {classes} classes: "
+            f"the output shape must be ({classes},)"
         )
 
 
 def net_builder(part: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
-    """Return what makes a net: of a net itself, or of a class or function that takes nothing or (shape, classes)."""
+    """Return a function that builds a net from `part`: a net, or a callable that takes nothing or (shape, classes)."""
     if isinstance(part, nn.Module):
         module = part
         return lambda: deepcopy(module)
     if not callable(part):
-        raise SettingError(f"net must be a name, a torch.nn.Module or a function that makes one, got {part!r}")
+        raise SettingError(f"net must be a name, a torch.nn.Module or a function that returns one, got {part!r}")
     factory = part
     arguments: tuple[object, ...] = () if accepts_call(factory) else (shape, classes)
     if not accepts_call(factory, *arguments):
-        raise SettingError(f"net {label_of(part)} must take nothing or (shape of an input, number of classes)")
+        raise SettingError(f"net {label_of(part)} must take no arguments or (input shape, number of classes)")
 
     def build() -> nn.Module:
         net = factory(*arguments)

@@ -1,4 +1,4 @@
-"""What a net can and cannot do, found by trying it on a few samples."""
+"""Properties of a net, found by running it on a few samples."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from fedcat.models.layout import Layout, Tensors
 
 @dataclass(frozen=True)
 class Traits:
-    """What was found out about a net.
+    """Properties of a net.
 
     Attributes
     ----------
     unstackable : str
         Why several copies of the net cannot train as one stack; empty if they can.
     mixes_samples : bool
-        Whether one sample of a batch changes what the net makes of the others, as batch normalisation does.
+        Whether one sample of a batch affects what the net computes for the others, as in batch normalization.
     refuses_one : bool
         Whether the net cannot train on a batch of one sample.
     flops : float
-        Floating-point operations of a forward pass, for one sample.
+        Floating-point operations of a forward pass, per sample.
     channels_last : bool
-        Whether the net gives the same where images and its convolutions' weights lie channels last in memory.
+        Whether the net gives the same results if images and convolution weights are channels last in memory.
     """
 
     unstackable: str
@@ -46,19 +46,19 @@ _found: WeakKeyDictionary[Layout, Traits] = WeakKeyDictionary()
 
 
 def traits(layout: Layout, pool: Pool) -> Traits:
-    """Return a net's traits, found once for each layout on the first samples of `pool`."""
+    """Return a net's traits, found once per layout on the first samples of `pool`."""
     if layout not in _found:
         _found[layout] = _examine(layout, pool)
     return _found[layout]
 
 
 def _examine(layout: Layout, pool: Pool) -> Traits:
-    """Try a copy of the net in float64, where rounding cannot be taken for a difference, if the net can run in it."""
+    """Test a copy of the net, if possible in float64, where rounding cannot be mistaken for a difference."""
     few = torch.arange(min(4, len(pool)), device=pool.x.device)
     try:
         wide = Layout(deepcopy(layout.net).to(torch.float64))
         return _tried(wide, pool.inputs(few, wide.dtype))
-    except Exception:  # a net that insists on its own precision; a real fault shows again below
+    except Exception:  # the net may require its own precision; a real error is raised again below
         return _tried(Layout(deepcopy(layout.net)), pool.inputs(few, layout.dtype))
 
 
@@ -89,7 +89,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _mixes_samples(layout: Layout, row: Tensor, x: Tensor) -> bool:
-    """Tell whether leaving samples out changes what becomes of the others, or of the buffers."""
+    """Return whether leaving out samples changes the outputs for the others, or the buffers."""
     if len(x) < 4:
         return bool(layout.buffers)
     layout.net.train()
@@ -111,19 +111,19 @@ def _refuses_one(layout: Layout, row: Tensor, x: Tensor) -> bool:
 
 
 def channels_last(values: Tensor) -> Tensor:
-    """Return a tensor of images or of a convolution's weights with the channels last in memory."""
-    if values.shape[1] == 1:  # both orders are one then, but only these strides say so
+    """Return a tensor of images or convolution weights in channels-last memory format."""
+    if values.shape[1] == 1:  # both formats have the same order, but only these strides mark it as channels last
         return values.as_strided(values.shape, (values.stride(0), 1, values.stride(2), values.stride(3)))
     return values.contiguous(memory_format=torch.channels_last)
 
 
 def convolved(layout: Layout) -> list[str]:
-    """Return the names of the weights of the net's two-dimensional convolutions."""
+    """Return the names of the weights of the net's 2D convolutions."""
     return [f"{name}.weight".removeprefix(".") for name, m in layout.net.named_modules() if type(m) is nn.Conv2d]
 
 
 def _takes_channels_last(layout: Layout, row: Tensor, x: Tensor) -> bool:
-    """Try images and convolutions channels last: a net may look at how its values lie in memory."""
+    """Return whether channels-last inputs and weights give the same results: a net may depend on the memory format."""
     names = set(convolved(layout))
     if x.dim() != 4 or not x.is_floating_point() or not names:
         return False
@@ -133,13 +133,13 @@ def _takes_channels_last(layout: Layout, row: Tensor, x: Tensor) -> bool:
         for last in (False, True):
             torch.manual_seed(0)
             found.append(_results(layout, row[None], channels_last(x) if last else x, turned=names if last else set()))
-    except Exception:  # whatever a net that wants its values otherwise raises
+    except Exception:  # a net that requires another memory format may raise anything
         return False
     return all(_same(a, b) for a, b in zip(*found, strict=True))
 
 
 def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
-    """Return why two stacked copies fail or give other results or gradients than one copy after the other."""
+    """Return why two stacked copies fail or give other results or gradients than single copies; empty if not."""
     layout.net.train()
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(2, len(row), generator=generator, dtype=torch.float64).to(row)
@@ -151,7 +151,7 @@ def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
         return "its forward pass draws random numbers (dropout), which every client must draw for itself"
     try:
         together = _results(layout, rows, x, stacked=True)
-    except Exception as error:  # whatever the user's forward pass or vmap raises is the reason
+    except Exception as error:  # any error from the user's forward pass or vmap is the reason
         return f"torch.vmap cannot run it: {str(error).strip().splitlines()[0]}"
     single = [torch.cat(parts) for parts in zip(*alone, strict=True)]
     if any(not _same(a, b) for a, b in zip(together, single, strict=True)):
@@ -162,7 +162,7 @@ def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
 def _results(
     layout: Layout, rows: Tensor, x: Tensor, stacked: bool = False, turned: Collection[str] = ()
 ) -> list[Tensor]:
-    """Return logits, new buffers and gradients of rows [R, D], each with the dimension R first."""
+    """Return logits, new buffers and gradients of rows [R, D], each with the leading dimension R."""
     size = layout.parameter_size
     with torch.enable_grad():
         leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(rows[:, :size]).items()}

@@ -1,1 +1,1 @@
-"""Figures of what ran and of the data it ran on."""
+"""Plots of data."""

@@ -1,4 +1,4 @@
-"""A picture of a partition: which client holds how much of which class."""
+"""A plot of a partition: the samples per client and class."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from fedcat.data.federation import Federation
 
 FORMATS = (".png", ".svg", ".pdf")
 BUBBLES = 120
-"""More clients than this are drawn as a map of shades, sorted by their most frequent class."""
+"""More clients than this are drawn as a heatmap, sorted by their most frequent class."""
 LABELS = 62
-"""More classes than this have no names at the axis."""
+"""More classes than this get no names on the axis."""
 _INK = "#1f5f8b"
 
 
-def check_picture(path: Path) -> None:
-    """Raise a `SettingError` unless a picture can be written to a file of this name."""
+def check_plot(path: Path) -> None:
+    """Raise a `SettingError` if a plot cannot be written to `path`."""
     if path.suffix.lower() not in FORMATS:
-        raise SettingError(f"the picture's name must end in {', '.join(FORMATS)}, got {str(path)!r}")
+        raise SettingError(f"the plot's file name must end in {', '.join(FORMATS)}, got {str(path)!r}")
     if not path.parent.is_dir():
-        raise SettingError(f"picture {str(path)!r} cannot be written: there is no folder {str(path.parent)!r}")
+        raise SettingError(f"plot {str(path)!r} cannot be written: no directory {str(path.parent)!r}")
 
 
 def draw_partition(federation: Federation, path: str | Path, title: str = "") -> None:
-    """Draw a federation: above, the samples of each client; below, client by class.
+    """Plot a federation: samples per client above, samples per client and class below.
 
-    Up to 120 clients are bubbles whose area is the number of samples; more are a map of shades.
+    Up to 120 clients are drawn as bubbles, with area proportional to the number of samples; more as a heatmap.
 
     Parameters
     ----------
     federation : Federation
-        What to draw.
+        The federation to plot.
     path : path
-        A file that ends in .png, .svg or .pdf.
+        The file to write, a .png, .svg or .pdf.
     title : str
-        The heading; by default what the federation is.
+        The title; by default the federation's description.
     """
     target = Path(path)
-    check_picture(target)
+    check_plot(target)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,7 +56,7 @@ def draw_partition(federation: Federation, path: str | Path, title: str = "") ->
     figure.suptitle(title or str(federation), x=0.01, ha="left", fontsize=11, parse_math=False)
     _sizes(above, federation.sizes[order])
     if many:
-        _shades(figure, below, counts[order])
+        _heatmap(figure, below, counts[order])
     else:
         _bubbles(below, counts)
     _axes(below, federation, many)
@@ -65,7 +65,7 @@ def draw_partition(federation: Federation, path: str | Path, title: str = "") ->
             warnings.filterwarnings("ignore", message="Glyph .* missing")
             figure.savefig(target, dpi=150)
     except OSError as error:
-        raise SettingError(f"picture {str(target)!r} cannot be written: {error.strerror}") from error
+        raise SettingError(f"plot {str(target)!r} cannot be written: {error.strerror}") from error
 
 
 def _sizes(axes: Any, sizes: np.ndarray) -> None:
@@ -90,15 +90,15 @@ def _bubbles(axes: Any, counts: np.ndarray) -> None:
     axes.set_axisbelow(True)
 
 
-def _shades(figure: Any, axes: Any, counts: np.ndarray) -> None:
+def _heatmap(figure: Any, axes: Any, counts: np.ndarray) -> None:
     shares = counts / counts.sum(axis=1, keepdims=True)
     image = axes.imshow(shares.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="share of the client's samples", pad=0.01)
 
 
 def _axes(axes: Any, federation: Federation, many: bool) -> None:
-    ordered = ", ordered by their most frequent class" if many else ""
-    axes.set_xlabel(f"client ({federation.clients:,} in all{ordered})", fontsize=9)
+    order = ", sorted by most frequent class" if many else ""
+    axes.set_xlabel(f"client ({federation.clients:,} in total{order})", fontsize=9)
     axes.set_ylabel("class", fontsize=9)
     axes.set_xlim(-1, federation.clients)
     axes.set_ylim(federation.classes - 0.4, -0.6)
@@ -110,6 +110,6 @@ def _axes(axes: Any, federation: Federation, many: bool) -> None:
 
 
 def _by_main_class(counts: np.ndarray) -> np.ndarray:
-    """Return the clients in the order of their most frequent class, and of its share."""
+    """Return the clients sorted by their most frequent class, then by its share (largest first)."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     return np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))

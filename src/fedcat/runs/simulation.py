@@ -1,4 +1,4 @@
-"""The round: plan, train, absorb, evaluate; one simulation, or many side by side."""
+"""Simulations, one or many side by side. A round is: plan, train, absorb, evaluate."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Record:
     Attributes
     ----------
     round : int
-        How many rounds are complete.
+        The number of rounds completed.
     accuracy, loss : float or None
-        Of the global model on the test data, where this round was evaluated.
+        Of the global model on the test data; None if this round was not evaluated.
     up, down : int
-        Bytes since the start.
+        Bytes sent by the clients and by the server since the start.
     seconds : float
-        Time since the start; beside other simulations, this one's share: of training by steps taken, of what servers
-        compute together and of evaluation alike.
+        Seconds since the start. Of simulations side by side, this one's share: training time in proportion to local
+        steps, shared server work in equal parts, evaluation in proportion to models.
     clients : list of int
-        Which client trained which copy, by copy (slot).
+        The clients of the hops, in the order of their copies.
     train_loss : float or None
-        The mean training loss over the round's hops that arrived.
+        The mean training loss over the round's hops whose reply arrived.
     lost : list
-        [client, status, reason] of the hops that did not arrive.
+        [client, status, reason] of the hops whose reply did not arrive.
     others : mapping
-        Accuracy and loss of further models that were asked for.
+        Accuracy and loss of the other models that are evaluated.
     """
 
     round: int
@@ -64,18 +64,18 @@ class Record:
     others: dict[str, list[float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as plain values; what is empty or not finite is left out."""
+        """Return the record as plain values, without those that are empty or not finite."""
         plain = asdict(self)
         plain["others"] = {name: [v if math.isfinite(v) else None for v in s] for name, s in self.others.items()}
-        return {k: v for k, v in plain.items() if k == "clients" or not _nothing(v)}
+        return {k: v for k, v in plain.items() if k == "clients" or not _is_empty(v)}
 
 
-def _nothing(value: Any) -> bool:
+def _is_empty(value: Any) -> bool:
     return value in (None, {}, []) or (isinstance(value, float) and not math.isfinite(value))
 
 
 class Simulation:
-    """One method on one federation, a step at a time.
+    """One method on one federation, run step by step.
 
     Parameters
     ----------
@@ -84,17 +84,17 @@ class Simulation:
     task : Task
         The client side.
     engine : Engine
-        Who trains.
+        The engine that trains.
     test : Pool
         The test data, on the engine's device.
     rounds : int
-        How many rounds to run.
+        The number of rounds to run.
     evaluate_every : int
         Rounds between evaluations; the last round is always evaluated.
     evaluate : sequence of str
-        Models to evaluate beside the global one: ``mean``, ``copies``.
+        Models to evaluate besides the global one: ``mean``, ``copies``.
     bound : float, optional
-        The largest norm of a client's change that is let in.
+        The largest norm of a client's update that is accepted.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Simulation:
     def plan(self, until: int | None = None) -> list[Job]:
         """Return the hops of rounds before `until` that can start now.
 
-        Without `until` a round starts only when the one before is recorded, so that it can be evaluated between.
+        Without `until`, a round starts only after the previous one is recorded, so that it can be evaluated first.
         """
         hops = self.method.plan(min(len(self.history) + 1 if until is None else until, self.rounds))
         self.reply_check.expect(hops)
@@ -134,7 +134,7 @@ class Simulation:
         return [(self.task, hop) for hop in hops]
 
     def absorb(self, replies: Sequence[Reply]) -> None:
-        """Let the method have the replies that the door admits."""
+        """Pass the replies that the reply check admits to the method."""
         admitted = self.reply_check.admit(replies)
         for hop, reply in admitted:
             self.ledger.received(hop.round, hop.client, reply.bytes_up)
@@ -145,7 +145,7 @@ class Simulation:
             raise SettingError(wrong)
 
     def wrong_row(self) -> str | None:
-        """Return what is wrong with the method's global row, if anything."""
+        """Return what is wrong with the method's global row, or None."""
         row, layout = self.method.models()["global"], self.task.layout
         if isinstance(row, torch.Tensor) and row.shape == (layout.size,) and row.dtype == layout.dtype:
             return None
@@ -154,7 +154,7 @@ class Simulation:
         return f"method {name} must keep a global row of {layout.dtype} of shape ({layout.size},), got {got}"
 
     def due(self) -> dict[str, Tensor]:
-        """Return the rows that are to be evaluated before the next round is recorded; none where it is not time.
+        """Return the rows to evaluate before the next round is recorded; none if no evaluation is due.
 
         After the last round the method is closed first.
         """
@@ -169,12 +169,12 @@ class Simulation:
         return dict(self.method.models(*self.evaluate))
 
     def record(self, scores: Mapping[str, Score] | None = None) -> list[Record]:
-        """Record the rounds that have become complete, and evaluate where it is due.
+        """Record the newly completed rounds, and evaluate if an evaluation is due.
 
         Parameters
         ----------
         scores : mapping, optional
-            Accuracy and loss of the rows that were `due` now, where somebody has evaluated them already.
+            Accuracy and loss of the rows that `due` returned, if the caller has already evaluated them.
         """
         fresh = []
         while len(self.history) < min(self.method.round, self.rounds):
@@ -209,7 +209,7 @@ class Simulation:
         return self._scores(self.method.models())["global"][0]
 
     def step(self) -> list[Record]:
-        """Go through one plan, training and absorption; return the rounds that it completed."""
+        """Plan, train and absorb once; return the rounds that this completed."""
         return step_together([self])[0]
 
     def run(self) -> list[Record]:
@@ -219,7 +219,7 @@ class Simulation:
         return self.history
 
     def client_accuracies(self) -> list[dict[str, Any]]:
-        """Return the global model's accuracy and loss on each client's own training data."""
+        """Return the global model's accuracy and loss on each client's training data."""
         row = self.method.models()["global"]
         results = []
         for client in range(self.task.federation.clients):
@@ -235,14 +235,14 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
     Returns
     -------
     list of list of Record
-        The rounds that each of the simulations completed.
+        The rounds that each simulation completed.
     """
     waiting = [simulation for simulation in simulations if not simulation.done]
     for engine in dict.fromkeys(simulation.engine for simulation in waiting):
         group = [simulation for simulation in waiting if simulation.engine is engine]
         planned = [_timed(simulation, simulation.plan) for simulation in group]
         if not any(planned):
-            raise RuntimeError("no simulation has a hop to start: a method waits for replies that nobody owes")
+            raise RuntimeError("no simulation has a hop to start: a method waits for replies that are not outstanding")
         begin = time.perf_counter()
         replies = engine.train([job for jobs in planned for job in jobs])
         elapsed = time.perf_counter() - begin
@@ -263,7 +263,7 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
 
 
 def evaluate_due(due: Sequence[tuple[Simulation, Mapping[str, Tensor]]]) -> list[dict[str, Score]]:
-    """Return accuracy and loss of rows of several simulations; what can be evaluated in one pass is."""
+    """Return accuracy and loss of rows of several simulations, evaluated in as few passes as possible."""
     scores: list[dict[str, Score]] = [{} for _ in due]
     groups: dict[object, list[int]] = {}
     for position, (simulation, rows) in enumerate(due):
@@ -272,18 +272,18 @@ def evaluate_due(due: Sequence[tuple[Simulation, Mapping[str, Tensor]]]) -> list
             groups.setdefault(key, []).append(position)
     for positions in groups.values():
         first = due[positions[0]][0]
-        places = [(position, name) for position in positions for name in due[position][1]]
+        keys = [(position, name) for position in positions for name in due[position][1]]
         begin = time.perf_counter()
-        found = first.engine.evaluate(first.task.layout, [due[p][1][name] for p, name in places], first.test)
-        share = (time.perf_counter() - begin) / len(places)
-        for (position, name), score in zip(places, found, strict=True):
+        found = first.engine.evaluate(first.task.layout, [due[p][1][name] for p, name in keys], first.test)
+        share = (time.perf_counter() - begin) / len(keys)
+        for (position, name), score in zip(keys, found, strict=True):
             scores[position][name] = score
             due[position][0].seconds += share
     return scores
 
 
 def _timed(simulation: Simulation, call: Callable[[], T]) -> T:
-    """Call a function on a simulation's own time."""
+    """Call a function and add its time to the simulation's seconds."""
     begin = time.perf_counter()
     try:
         return call()
@@ -296,16 +296,16 @@ def run_together(
     on_round: Callable[[int, Record], None] | None = None,
     between: Callable[[], None] | None = None,
 ) -> None:
-    """Run several simulations side by side to their ends.
+    """Run several simulations side by side until all are done.
 
     Parameters
     ----------
     simulations : sequence of Simulation
-        What to run.
+        The simulations to run.
     on_round : callable, optional
-        Called with a simulation's position and each of its rounds as they are completed.
+        Called with a simulation's position and each round that it completes.
     between : callable, optional
-        Called between two steps; what it raises ends the run with whole rounds.
+        Called after every step; if it raises, the run ends with only complete rounds recorded.
     """
     while not all(simulation.done for simulation in simulations):
         for position, records in enumerate(step_together(simulations)):

@@ -55,7 +55,7 @@ def test_a_connection_that_breaks_off_is_taken_up_where_it_broke(served, tmp_pat
 
 def test_a_later_process_takes_up_what_an_earlier_one_left(served, tmp_path, monkeypatch):
     served.cuts = [100_000, 0, 0, 0, 0]
-    with pytest.raises(DownloadError, match="the connection broke after 100,000 of 300,000 bytes"):
+    with pytest.raises(DownloadError, match="the connection was lost after 100,000 of 300,000 bytes"):
         fetched(served, tmp_path / "file.bin")
     assert names(tmp_path) == ["file.bin.part"]
     served.cuts, served.asked = [], []
@@ -88,14 +88,16 @@ def test_a_part_that_is_whole_too_long_or_wrong_ends_well(served, tmp_path, left
 
 def test_a_wrong_checksum_leaves_nothing(served, tmp_path):
     wrong = Checksum("md5", "0" * 32)
-    with pytest.raises(DownloadError, match=r"what http://.*/file.bin gives has md5 \w+, the published file has 0000"):
+    with pytest.raises(
+        DownloadError, match=r"the file from http://.*/file.bin has md5 \w+, but the published file has 0000"
+    ):
         fetched(served, tmp_path / "file.bin", wrong)
     assert names(tmp_path) == []
     assert len(served.asked) == 1
 
 
 def test_a_wrong_length_is_said_as_such(served, tmp_path):
-    with pytest.raises(DownloadError, match=r"has 300,000 bytes, the published file has 300,001: it is cut off"):
+    with pytest.raises(DownloadError, match=r"has 300,000 bytes, but the published file has 300,001: it is truncated"):
         fetched(served, tmp_path / "file.bin", Checksum("md5", "0" * 32, 300_001))
 
 
@@ -107,14 +109,14 @@ def test_a_servers_error_is_tried_again(served, tmp_path):
 
 def test_a_servers_error_that_stays_is_said(served, tmp_path):
     served.statuses = [500] * 10
-    with pytest.raises(DownloadError, match=r"file.bin: the server answers 500 Internal Server Error"):
+    with pytest.raises(DownloadError, match=r"file.bin: the server returned 500 Internal Server Error"):
         fetched(served, tmp_path / "file.bin")
     assert len(served.asked) == download.ATTEMPTS
     assert names(tmp_path) == []
 
 
 def test_a_missing_file_is_not_asked_for_again(served, tmp_path):
-    with pytest.raises(DownloadError, match="the server answers 404 Not Found"):
+    with pytest.raises(DownloadError, match="the server returned 404 Not Found"):
         fetch([served.address + "other.bin"], tmp_path / "other.bin", md5(CONTENT))
     assert len(served.asked) == 1
     assert names(tmp_path) == []
@@ -136,7 +138,7 @@ def test_no_network_says_why(tmp_path):
 def test_a_server_that_always_cuts_without_ranges_is_given_up(served, tmp_path):
     served.ranges = False
     served.cuts = [400, 600] * 50
-    with pytest.raises(DownloadError, match=r"the connection broke after \d00 of 300,000 bytes"):
+    with pytest.raises(DownloadError, match=r"the connection was lost after \d00 of 300,000 bytes"):
         fetched(served, tmp_path / "file.bin")
     assert len(served.asked) <= 2 * download.ATTEMPTS
 
@@ -200,7 +202,7 @@ def test_of_two_that_break_off_the_larger_part_is_kept(served, tmp_path):
 
 def test_a_lock_that_was_removed_while_it_was_waited_for_is_taken_anew(tmp_path):
     order = []
-    with download._in_turn(tmp_path / "f"):
+    with download._locked(tmp_path / "f"):
         threads = [threading.Thread(target=_take_turn, args=(tmp_path / "f", order)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -213,7 +215,7 @@ def test_a_lock_that_was_removed_while_it_was_waited_for_is_taken_anew(tmp_path)
 
 
 def _take_turn(target, order):
-    with download._in_turn(target):
+    with download._locked(target):
         order.append("in")
         time.sleep(0.05)
         order.append("out")
@@ -221,7 +223,7 @@ def _take_turn(target, order):
 
 def test_processes_that_cannot_lock_still_give_a_whole_file(served, tmp_path, monkeypatch):
     """Two transfers at once, each in a file of its own, as on two machines that share a folder."""
-    monkeypatch.setattr(download, "_in_turn", lambda target: nullcontext())
+    monkeypatch.setattr(download, "_locked", lambda target: nullcontext())
     threads = [threading.Thread(target=fetched, args=(served, tmp_path / "file.bin")) for _ in range(6)]
     for thread in threads:
         thread.start()

@@ -19,11 +19,11 @@ def test_idx_by_hand():
     [
         (b"", "it begins with nothing"),
         (b"PNG!", "it begins with 50 4e 47 21"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "no idx file of bytes in 1 dimensions"),
-        (bytes([0, 0, 8, 3, 0, 0, 0, 1]), "no idx file of bytes in 1 dimensions"),
-        (bytes([0, 0, 8, 1, 0, 0]), "no idx file"),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2]), "must hold 3 bytes after its head, as that says, got 2"),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2]), "must hold 1 bytes after its head, as that says, got 2"),
+        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "not an idx file of bytes with 1 dimensions"),
+        (bytes([0, 0, 8, 3, 0, 0, 0, 1]), "not an idx file of bytes with 1 dimensions"),
+        (bytes([0, 0, 8, 1, 0, 0]), "not an idx file"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2]), "must hold 3 bytes of data by its header, got 2"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2]), "must hold 1 bytes of data by its header, got 2"),
         (bytes([0, 0, 8, 1, 255, 255, 255, 255, 1]), "must hold 4,294,967,295 bytes"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_pickle_is_never_executed(tmp_path):
         def __reduce__(self):
             return open, (str(trap), "w")
 
-    with pytest.raises(DataError, match="no file of CIFAR's Python version"):
+    with pytest.raises(DataError, match="not in CIFAR's Python format"):
         read_pickled_cifar(pickle.dumps({"labels": [1], "data": Evil()}, protocol=2), "file", ("labels",))
     assert not trap.exists()
 
@@ -83,9 +83,9 @@ def test_a_pickle_is_never_executed(tmp_path):
 @pytest.mark.parametrize("cut", [0, 1, 5, 400, -1])
 def test_a_cut_or_foreign_pickle_is_said(cut):
     content = pickled_cifar(cifar_records(3, (10,)), (10,))
-    with pytest.raises(DataError, match="file is no file of CIFAR's Python version"):
+    with pytest.raises(DataError, match="file is not in CIFAR's Python format"):
         read_pickled_cifar(content[:cut], "file", ("labels",))
-    with pytest.raises(DataError, match="lacks images, or one of fine_labels"):
+    with pytest.raises(DataError, match="lacks images or one of fine_labels"):
         read_pickled_cifar(content, "file", ("fine_labels",))
 
 
@@ -106,20 +106,20 @@ GOOD = leaf_files(writers(2))["test/all_data_0_keep_0_test_9.json"].decode()
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (GOOD[: len(GOOD) // 2], "no JSON, or is cut off"),
-        ("", "no JSON, or is cut off"),
-        (b"\xff\xfe\x00".decode("latin-1"), "no JSON"),
-        ("[1, 2]", "no file of LEAF"),
-        ('{"users": []}', "no file of LEAF"),
-        (GOOD.replace('"users": ["f0000_00", ', '"users": ["f0000_0x", '), "user_data of exactly its users"),
-        (GOOD.replace('"num_samples": [3, 3]', '"num_samples": [3, 4]'), "as many samples of each user as num_samples"),
+        (GOOD[: len(GOOD) // 2], "is truncated or not JSON"),
+        ("", "is truncated or not JSON"),
+        (b"\xff\xfe\x00".decode("latin-1"), "not JSON"),
+        ("[1, 2]", "not a LEAF file"),
+        ('{"users": []}', "not a LEAF file"),
+        (GOOD.replace('"users": ["f0000_00", ', '"users": ["f0000_0x", '), "user_data for exactly the users it lists"),
+        (GOOD.replace('"num_samples": [3, 3]', '"num_samples": [3, 4]'), "as many samples per user as num_samples"),
         (GOOD.replace('"x"', '"z"', 1), "writer f0000_00 must have x"),
-        (GOOD.replace('"x": [[', '"x": [[0.5, ', 1), "writer f0000_00 must have x, rows of 784 numbers"),
-        (GOOD.replace('"y": [', '"y": [62, ', 1), "writer f0000_00 must have one class number below 62"),
-        (GOOD.replace("0.", "1.", 1), "256 levels of grey from 0 to 1: the file is damaged"),
-        (GOOD.replace("0.", "0.1234", 1), "256 levels of grey"),
-        (GOOD.replace("0.", "-0.", 1), "256 levels of grey"),
-        (GOOD.replace('"y": [', '"y": ["a", ', 1), "one class number below 62"),
+        (GOOD.replace('"x": [[', '"x": [[0.5, ', 1), "writer f0000_00 must have x, rows of 784 pixels"),
+        (GOOD.replace('"y": [', '"y": [62, ', 1), "writer f0000_00 must have one class label below 62"),
+        (GOOD.replace("0.", "1.", 1), "256 gray levels from 0 to 1: the file is damaged"),
+        (GOOD.replace("0.", "0.1234", 1), "256 gray levels"),
+        (GOOD.replace("0.", "-0.", 1), "256 gray levels"),
+        (GOOD.replace('"y": [', '"y": ["a", ', 1), "one class label below 62"),
     ],
 )
 def test_what_is_no_leaf_file_is_said(content, message):
@@ -142,19 +142,19 @@ def test_what_is_no_tff_file_is_said(tmp_path):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "a.h5"
     path.write_bytes(tff_files(writers(2))["fed_emnist_train.h5"][:3000])
-    with pytest.raises(DataError, match=r"a.h5 is no HDF5 file of FEMNIST"):
+    with pytest.raises(DataError, match=r"a.h5 is not an HDF5 file of FEMNIST"):
         list(read_tff(path))
     path.write_bytes(b"not at all")
-    with pytest.raises(DataError, match=r"a.h5 is no HDF5 file of FEMNIST"):
+    with pytest.raises(DataError, match=r"a.h5 is not an HDF5 file of FEMNIST"):
         list(read_tff(path))
     with h5py.File(path, "w") as file:
         file["other"] = [1]
-    with pytest.raises(DataError, match=r"a.h5 is no HDF5 file of FEMNIST"):
+    with pytest.raises(DataError, match=r"a.h5 is not an HDF5 file of FEMNIST"):
         list(read_tff(path))
     with h5py.File(path, "w") as file:
         file["examples/w/pixels"] = np.full((2, 28, 28), 3.0)
         file["examples/w/label"] = [1, 2]
-    with pytest.raises(DataError, match=r"writer w must have pixels that are from 0 to 1"):
+    with pytest.raises(DataError, match=r"writer w must have pixels from 0 to 1"):
         list(read_tff(path))
 
 

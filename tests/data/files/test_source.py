@@ -57,14 +57,14 @@ def test_cifar_is_found_in_every_form_with_the_same_content(tmp_path, name, fold
     source = cifar_source(name, files)
     classes = (10,) if name == "cifar10" else (20, 100)
     python = {file.removesuffix(".bin"): pickled_cifar(content, classes) for file, content in files.items()}
-    forms = {
+    layouts = {
         folder: files,
         f"{name}/{folder}": files,
         "": {f"{'cifar-10' if name == 'cifar10' else 'cifar-100'}-binary.tar.gz": tar(files, folder)},
         "cifar-10-batches-py" if name == "cifar10" else "cifar-100-python": python,
     }
     found = []
-    for number, (under, content) in enumerate(forms.items()):
+    for number, (under, content) in enumerate(layouts.items()):
         write(tmp_path / str(number) / under, content)
         found.append(source.content(tmp_path / str(number)).arrays)
     assert found[0]["train_x"].shape == (120, 3, 32, 32)
@@ -79,13 +79,13 @@ def test_femnist_is_found_in_every_form_with_the_same_content(tmp_path):
     parts = writers()
     archive = tar(tff_files(parts), "", "bz2")
     source = femnist_source(archive)
-    forms = [
+    layouts = [
         ("femnist/data", leaf_files(parts)),
         ("fed_emnist", tff_files(parts)),
         ("", {"fed_emnist.tar.bz2": archive}),
     ]
     found = []
-    for number, (under, content) in enumerate(forms):
+    for number, (under, content) in enumerate(layouts):
         write(tmp_path / str(number) / under, content)
         found.append(source.content(tmp_path / str(number)))
     assert found[0].words["writers"] == sorted(parts["train"])
@@ -103,8 +103,8 @@ def test_places_are_looked_at_in_their_order(tmp_path, own_cache, monkeypatch):
     for folder in (named, variable):
         folder.mkdir()
     monkeypatch.setenv("FEDCAT_DATA", str(variable))
-    assert locations.places(named) == [named, variable, own_cache]
-    assert locations.places() == [variable, own_cache]
+    assert locations.search_paths(named) == [named, variable, own_cache]
+    assert locations.search_paths() == [variable, own_cache]
     files = mnist_files()
     source = mnist_source(files)
     for place in (own_cache, variable, named):
@@ -115,22 +115,22 @@ def test_places_are_looked_at_in_their_order(tmp_path, own_cache, monkeypatch):
 
 
 def test_a_place_that_is_named_must_be_there(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"data_dir must name a folder that is there, got '.*nowhere'"):
-        locations.places(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"data_dir must be an existing directory, got '.*nowhere'"):
+        locations.search_paths(tmp_path / "nowhere")
     monkeypatch.setenv("FEDCAT_DATA", str(tmp_path / "nothing"))
-    with pytest.raises(DataError, match=r"FEDCAT_DATA must name a folder that is there, got '.*nothing'"):
-        locations.places()
+    with pytest.raises(DataError, match=r"FEDCAT_DATA must be an existing directory, got '.*nothing'"):
+        locations.search_paths()
 
 
 def test_the_cache_folder_is_the_systems(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert locations.cache() == tmp_path / ".cache" / "fedcat"
+    assert locations.cache_dir() == tmp_path / ".cache" / "fedcat"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert locations.cache() == tmp_path / "Library" / "Caches" / "fedcat"
+    assert locations.cache_dir() == tmp_path / "Library" / "Caches" / "fedcat"
     monkeypatch.setattr("sys.platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
-    assert locations.cache() == tmp_path / "Local" / "fedcat"
+    assert locations.cache_dir() == tmp_path / "Local" / "fedcat"
 
 
 # downloads
@@ -174,7 +174,7 @@ def test_a_failed_download_leaves_no_file_and_says_what_to_do(own_cache, fault):
     message = str(told.value)
     assert "\n" not in message
     assert message.startswith(f"dataset 'cifar100' is not in {own_cache} and cannot be downloaded (")
-    assert "by hand: put cifar-100-binary.tar.gz (the binary version; unpacked is right as well)" in message
+    assert "put cifar-100-binary.tar.gz (the binary version, packed or unpacked)" in message
     assert f" into {own_cache / 'cifar100'}" in message
     assert "--data-dir or FEDCAT_DATA" in message
     left = [path.name for path in own_cache.rglob("*") if path.is_file()]
@@ -186,20 +186,20 @@ def test_what_is_there_in_part_is_said(tmp_path, own_cache, capsys):
     write(tmp_path / "mnist", files)
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(
-        DataError, match=r"dataset 'mnist' is not whole \(.*mnist lacks t10k-labels-idx1-ubyte\) and cannot"
+        DataError, match=r"dataset 'mnist' is incomplete \(.*mnist lacks t10k-labels-idx1-ubyte\) and cannot"
     ):
         mnist_source(files).content(tmp_path)
     assert "mnist lacks t10k-labels-idx1-ubyte" in capsys.readouterr().err
     leaf = leaf_files(writers(2))
     write(tmp_path / "femnist", {name: content for name, content in leaf.items() if "train" in name})
-    with pytest.raises(DataError, match=r"is not whole \(.*femnist lacks test/\*.json\)"):
+    with pytest.raises(DataError, match=r"is incomplete \(.*femnist lacks test/\*.json\)"):
         femnist_source(b"").content(tmp_path)
     assert not (own_cache / "femnist").exists()
 
 
 def test_without_h5py_femnist_is_not_downloaded(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"needs h5py: pip install 'fedcat\[hub\]'"):
+    with pytest.raises(DataError, match=r"requires h5py: pip install 'fedcat\[hub\]'"):
         femnist_source(b"").content()
 
 
@@ -211,10 +211,10 @@ def test_the_second_time_the_prepared_copy_is_read(tmp_path, own_cache, monkeypa
     write(tmp_path, files)
     source = mnist_source(files)
     first = source.content(tmp_path).arrays
-    assert capsys.readouterr().err.startswith("prepared mnist in ")
+    assert capsys.readouterr().err.startswith("decoded mnist in ")
     assert len(copies(own_cache)) == 2
     monkeypatch.setattr(cache, "file_digest", None)  # nothing is hashed again
-    monkeypatch.setattr(type(source.forms[0]), "decode", None)  # nor decoded
+    monkeypatch.setattr(type(source.layouts[0]), "decode", None)  # nor decoded
     again = source.content(tmp_path).arrays
     assert capsys.readouterr().err == ""
     assert all(np.array_equal(first[key], again[key]) and first[key].dtype == again[key].dtype for key in first)
@@ -224,7 +224,7 @@ def test_a_copy_of_the_files_elsewhere_shares_the_prepared_copy(tmp_path, own_ca
     files = mnist_files()
     source = mnist_source(files)
     source.content(write(tmp_path / "a", files))
-    monkeypatch.setattr(type(source.forms[0]), "decode", None)
+    monkeypatch.setattr(type(source.layouts[0]), "decode", None)
     source.content(write(tmp_path / "b", files))
     assert len(copies(own_cache)) == 2
 
@@ -257,7 +257,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, own_cache, cap
     own_cache.write_text("a file where the folder would be")
     for _ in range(2):
         assert len(mnist_source(files).content(write(tmp_path, files)).arrays) == 4
-        assert "note: no prepared copy of mnist is kept" in capsys.readouterr().err
+        assert "note: mnist is not cached" in capsys.readouterr().err
 
 
 # damaged files
@@ -336,15 +336,15 @@ def _refuse(path):
 def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path, own_cache, monkeypatch):
     write(tmp_path, leaf_files(writers(2)))
     source = femnist_source(b"")
-    decode = type(source.forms[0]).decode
+    decode = type(source.layouts[0]).decode
 
     def and_change(form, files):
         content = decode(form, files)
         write(tmp_path, leaf_files(writers(3)))
         return content
 
-    monkeypatch.setattr(type(source.forms[0]), "decode", and_change)
-    with pytest.raises(DataError, match="was changed while it was read"):
+    monkeypatch.setattr(type(source.layouts[0]), "decode", and_change)
+    with pytest.raises(DataError, match="changed while it was read"):
         source.content(tmp_path)
     assert copies(own_cache) == []
 
@@ -358,9 +358,9 @@ def test_hidden_files_are_no_shards(tmp_path):
 def test_a_user_without_a_home_has_a_cache_and_a_strange_one_is_no_folder(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", _no_home)
-    assert locations.cache() == Path(tempfile.gettempdir()) / ".cache" / "fedcat"
-    with pytest.raises(DataError, match="data_dir must name a folder that is there, got '~nosuchuser/x'"):
-        locations.places("~nosuchuser/x")
+    assert locations.cache_dir() == Path(tempfile.gettempdir()) / ".cache" / "fedcat"
+    with pytest.raises(DataError, match="data_dir must be an existing directory, got '~nosuchuser/x'"):
+        locations.search_paths("~nosuchuser/x")
 
 
 def _no_home():
@@ -370,5 +370,5 @@ def _no_home():
 def test_a_writer_twice_is_said(tmp_path):
     files = leaf_files(writers(2))
     files["train/all_data_2_keep_0_train_9.json"] = files["train/all_data_0_keep_0_train_9.json"]
-    with pytest.raises(DataError, match="the training files of FEMNIST must have each writer once, got f0000_00 twice"):
+    with pytest.raises(DataError, match="the training files of FEMNIST must hold each writer once, got f0000_00 twice"):
         femnist_source(b"").content(write(tmp_path, files))

@@ -192,7 +192,7 @@ def test_many_clients_are_warned_of_and_too_many_refused():
     assert "5,000 clients are clustered in every round" in CluSamp(context).advice(10)[0]
     few = simulate(CluSamp, federation([3, 4]), layout, k=2)
     assert few.method.advice(10) == []
-    with pytest.raises(SettingError, match="clients must be at most 20,000 to be clustered"):
+    with pytest.raises(SettingError, match="clients must be at most 20,000 for clustering"):
         CluSamp(replace(context, samples=np.ones(20_001, np.int64)))
 
 

@@ -1,4 +1,4 @@
-"""Decoded datasets kept as safetensors in the user's cache folder, under the checksum of the files they came from."""
+"""A cache of decoded datasets: safetensors in the user's cache directory, keyed by the checksum of the source files."""
 
 from __future__ import annotations
 
@@ -24,109 +24,109 @@ from fedcat.data.files.checksum import file_digest
 from fedcat.data.files.notices import notify, show_status
 
 FORMAT = "1"
-"""Counts up when decoding changes, so that older copies are not used."""
-MARKS = "checksums.json"
-"""Which checksum each source file had, and its size and times then: a file that was not touched is not read again."""
+"""Increment this when decoding changes, so that older copies are ignored."""
+CHECKSUMS = "checksums.json"
+"""The checksum of each source file, with its size and times, so that an unchanged file is not hashed again."""
 
 
 @dataclass(frozen=True)
 class DecodedData:
-    """A decoded dataset: arrays by name, and lists of words by name."""
+    """A decoded dataset: arrays by name, and lists of strings by name."""
 
     arrays: Mapping[str, NDArray[Any]]
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def load_or_decode(name: str, files: Mapping[str, Path], decode: Callable[[], DecodedData]) -> DecodedData:
-    """Return a dataset's content: the prepared copy where there is one for these very files, else decoded anew.
+    """Return a decoded dataset, from the cache if it holds a copy for exactly these files.
 
     Parameters
     ----------
     name : str
-        The dataset's name, for the copy's own.
+        The dataset's name; the copy's file name starts with it.
     files : mapping
-        The source files by the names under which they were found.
+        The source files, by name.
     decode : callable
-        Reads and verifies them. Nothing is written where it raises.
+        Reads and verifies them. If it raises, nothing is written.
     """
-    folder = locations.cache() / "prepared"
-    seen = {name: _mark(path) for name, path in files.items()}
-    key, marks = _key(folder, files)
+    folder = locations.cache_dir() / "prepared"
+    before = {name: _stat(path) for name, path in files.items()}
+    key, new_checksums = _key(folder, files)
     copy = folder / f"{name}-{key[:20]}.safetensors"
     content = _read(copy)
     try:
         if content is None:
             began = time.perf_counter()
-            with show_status(f"preparing {name}"):
+            with show_status(f"decoding {name}"):
                 content = decode()
-                _check_untouched(files, seen)
+                _check_unchanged(files, before)
                 _write(copy, content)
-            notify(f"prepared {name} in {time.perf_counter() - began:.1f} s, once")
-        if marks:
-            _write_marks(folder, marks)
+            notify(f"decoded {name} in {time.perf_counter() - began:.1f} s and cached it")
+        if new_checksums:
+            _write_checksums(folder, new_checksums)
     except _CacheError as error:
-        notify(f"note: no prepared copy of {name} is kept, {folder} cannot be written: {error}")
+        notify(f"note: {name} is not cached: {folder} cannot be written: {error}")
     assert content is not None
     return content
 
 
 class _CacheError(Exception):
-    """The cache folder cannot be written."""
+    """The cache directory cannot be written."""
 
 
 def _key(folder: Path, files: Mapping[str, Path]) -> tuple[str, dict[str, Any]]:
-    """Return a SHA-256 over the files' own, and those that had to be computed: files that were touched."""
-    known = _read_marks(folder)
+    """Return a SHA-256 over the files' checksums, and the entries of new or changed files, which were hashed now."""
+    known = _read_checksums(folder)
     digest = hashlib.sha256(f"format {FORMAT}".encode())
     fresh = {}
     for name, path in sorted(files.items()):
-        mark = _mark(path)
-        place = str(path.resolve())
-        entry = known.get(place)
-        if not isinstance(entry, dict) or entry.get("mark") != mark:
-            entry = fresh[place] = {"mark": mark, "sha256": file_digest(path)}
+        stat = _stat(path)
+        location = str(path.resolve())
+        entry = known.get(location)
+        if not isinstance(entry, dict) or entry.get("mark") != stat:
+            entry = fresh[location] = {"mark": stat, "sha256": file_digest(path)}
         digest.update(f"\n{name} {entry['sha256']}".encode())
     return digest.hexdigest(), fresh
 
 
-def _mark(path: Path) -> list[int]:
-    """Return what changes when a file is written to."""
-    state = path.stat()
-    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+def _stat(path: Path) -> list[int]:
+    """Return a file's size, times and inode, which change when it is written to."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def _check_untouched(files: Mapping[str, Path], seen: Mapping[str, list[int]]) -> None:
-    """Raise where a file was written to since its checksum was taken: the copy would be kept under a wrong one."""
+def _check_unchanged(files: Mapping[str, Path], before: Mapping[str, list[int]]) -> None:
+    """Raise a `DataError` if a file changed since its checksum was computed: the cache key would be wrong."""
     for name, path in files.items():
-        if _mark(path) != seen[name]:
-            raise DataError(f"{path} was changed while it was read: wait until it is whole, and try again")
+        if _stat(path) != before[name]:
+            raise DataError(f"{path} changed while it was read: wait until it is complete and try again")
 
 
-def _read_marks(folder: Path) -> dict[str, Any]:
+def _read_checksums(folder: Path) -> dict[str, Any]:
     try:
-        known = json.loads((folder / MARKS).read_text(encoding="utf-8"))
+        known = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
 
 
-def _write_marks(folder: Path, fresh: Mapping[str, Any]) -> None:
-    text = json.dumps({**_read_marks(folder), **fresh}, indent=1)
-    with _kept(folder / MARKS) as temporary:
+def _write_checksums(folder: Path, fresh: Mapping[str, Any]) -> None:
+    text = json.dumps({**_read_checksums(folder), **fresh}, indent=1)
+    with _replacing(folder / CHECKSUMS) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def _read(copy: Path) -> DecodedData | None:
-    """Return what a copy holds, or None where there is none or it is damaged."""
+    """Return the content of a cached copy, or None if it is missing or damaged."""
     try:
         if not copy.exists():
             return None
         with safe_open(copy, framework="np") as file:
-            told = json.loads(file.metadata()["fedcat"])
+            metadata = json.loads(file.metadata()["fedcat"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if {name: _crc(array) for name, array in arrays.items()} != told["crc32"]:
+        if {name: _crc(array) for name, array in arrays.items()} != metadata["crc32"]:
             return None
-        return DecodedData(arrays, told["words"])
+        return DecodedData(arrays, metadata["words"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
 
@@ -135,9 +135,9 @@ def _write(copy: Path, content: DecodedData) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in content.arrays.items()}
     crc = {name: _crc(array) for name, array in arrays.items()}
     words = {name: list(listed) for name, listed in content.words.items()}
-    told = {"fedcat": json.dumps({"crc32": crc, "words": words})}
-    with _kept(copy) as temporary:
-        save_file(arrays, temporary, told)
+    metadata = {"fedcat": json.dumps({"crc32": crc, "words": words})}
+    with _replacing(copy) as temporary:
+        save_file(arrays, temporary, metadata)
 
 
 def _crc(array: NDArray[Any]) -> int:
@@ -145,8 +145,8 @@ def _crc(array: NDArray[Any]) -> int:
 
 
 @contextmanager
-def _kept(path: Path) -> Iterator[Path]:
-    """Write a file of the cache."""
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces `path` in the cache; raise a `_CacheError` if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:

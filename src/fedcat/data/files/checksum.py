@@ -1,4 +1,4 @@
-"""Checksums that publishers give for their files."""
+"""Published checksums of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Checksum:
-    """What a file must be.
+    """The published digest and size of a file.
 
     Attributes
     ----------
@@ -20,7 +20,7 @@ class Checksum:
     digest : str
         The published digest, in hexadecimal.
     size : int, optional
-        The number of bytes, where it is known.
+        The number of bytes, if known.
     """
 
     algorithm: str
@@ -30,11 +30,12 @@ class Checksum:
     def complaint(self, size: int, digest: str) -> str | None:
         """Return what is wrong with a file of this size and digest, or None."""
         if self.size is not None and size != self.size:
-            what = "cut off, or another file" if size < self.size else "another file"
-            return f"has {size:,} bytes, the published file has {self.size:,}: it is {what}"
+            what = "truncated or a different file" if size < self.size else "a different file"
+            return f"has {size:,} bytes, but the published file has {self.size:,}: it is {what}"
         if digest != self.digest:
             return (
-                f"has {self.algorithm} {digest}, the published file has {self.digest}: it is damaged, or another file"
+                f"has {self.algorithm} {digest}, but the published file has {self.digest}: "
+                "it is damaged or a different file"
             )
         return None
 

@@ -1,6 +1,6 @@
-"""Fetches files over HTTP: resumed where it broke off, verified before anybody sees it.
+"""Downloads files over HTTP, with resumption and verification.
 
-What has arrived is kept beside the target as NAME.part until the checksum is right; only then it takes its name.
+Partial data is kept next to the target as NAME.part and renamed once its checksum is right.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from fedcat.data.files.notices import notify, show_download
 from fedcat.version import __version__
 
 ATTEMPTS = 4
-"""How often one address is tried where it answers with a server's error or breaks off without a byte."""
+"""Attempts per URL after server errors or broken connections without progress."""
 PAUSE = 1.0
-"""Seconds before the second attempt; each further pause is twice as long."""
+"""Seconds before the second attempt; the pause doubles each time."""
 TIMEOUT = 30.0
-"""Seconds without a byte after which a connection counts as broken."""
+"""Seconds without data after which a connection counts as broken."""
 ABANDONED = 10 * TIMEOUT
-"""Seconds without a byte after which what a process has fetched counts as left behind."""
+"""Seconds without data after which another process's partial file counts as abandoned."""
 
 
 class DownloadError(Exception):
-    """A file that could not be had; the message says why."""
+    """A file could not be downloaded; the message says why."""
 
 
-class _BrokenOffError(Exception):
-    """A transfer that ended early; another attempt may go on from there."""
+class _InterruptedError(Exception):
+    """A transfer ended early; another attempt may resume it."""
 
 
 def fetch(addresses: Sequence[str], target: Path, checksum: Checksum) -> None:
-    """Download a file to `target`, from the first address that gives the right one.
+    """Download a file to `target` from the first URL whose content has the right checksum.
 
     Parameters
     ----------
     addresses : sequence of str
-        Where the file can be had, in the order of preference.
+        The file's URLs, in order of preference.
     target : Path
-        Where to put it. It appears there whole and verified, or not at all.
+        Where to store it. The file appears there complete and verified, or not at all.
     checksum : Checksum
-        What it must be.
+        The published checksum.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _in_turn(target):
+    with _locked(target):
         if target.exists():
             return
         reasons = []
@@ -75,13 +75,13 @@ def fetch(addresses: Sequence[str], target: Path, checksum: Checksum) -> None:
 
 
 def _fetch_from(address: str, part: Path, checksum: Checksum) -> None:
-    """Fill `part` from one address until its checksum is right."""
+    """Download one URL into `part` until its checksum is right."""
     failures, most = 0, _size(part)
     while True:
         before = _size(part)
         try:
             _transfer(address, part)
-        except _BrokenOffError as error:
+        except _InterruptedError as error:
             failures = 1 if _size(part) > most else failures + 1
             most = max(most, _size(part))
             if failures == ATTEMPTS:
@@ -89,53 +89,53 @@ def _fetch_from(address: str, part: Path, checksum: Checksum) -> None:
             time.sleep(PAUSE * 2 ** (failures - 1))
             continue
         if not part.exists():
-            raise DownloadError(f"{address}: another process has taken what was fetched")
+            raise DownloadError(f"{address}: another process took over the partial file")
         wrong = checksum.of_file(part)
         if wrong is None:
             return
         part.unlink()
         if not before:
-            raise DownloadError(f"what {address} gives {wrong}")
-        notify(f"what was there of {address.rpartition('/')[2]} did not fit: downloading it anew")
+            raise DownloadError(f"the file from {address} {wrong}")
+        notify(f"the partial download of {address.rpartition('/')[2]} had the wrong checksum: downloading it again")
 
 
 def _transfer(address: str, part: Path) -> None:
-    """Append what `part` lacks to it."""
+    """Append the missing bytes to `part`."""
     have = _size(part)
     headers = {"User-Agent": f"fedcat/{__version__}", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT) as answer:
-            resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT) as response:
+            resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
             have = have if resumed else 0
-            length = answer.headers.get("Content-Length")
+            length = response.headers.get("Content-Length")
             total = have + int(length) if length else None
-            _copy(answer, part, address.rpartition("/")[2], have, total)
+            _copy(response, part, address.rpartition("/")[2], have, total)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing follows what is there: the checksum will tell whether that is the file
+        if error.code == 416:  # no bytes beyond those in `part`: the checksum decides whether it is complete
             return
         if error.code >= 500 or error.code == 429:
-            raise _BrokenOffError(f"the server answers {error.code} {error.reason}") from error
-        raise DownloadError(f"{address}: the server answers {error.code} {error.reason}") from error
+            raise _InterruptedError(f"the server returned {error.code} {error.reason}") from error
+        raise DownloadError(f"{address}: the server returned {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
         raise DownloadError(f"{address}: {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise _BrokenOffError(f"the connection broke ({error or type(error).__name__})") from error
+        raise _InterruptedError(f"the connection was lost ({error or type(error).__name__})") from error
 
 
-def _copy(answer: IO[bytes], part: Path, name: str, have: int, total: int | None) -> None:
-    """Write what arrives after the first `have` bytes of `part`."""
+def _copy(response: IO[bytes], part: Path, name: str, have: int, total: int | None) -> None:
+    """Write the response to `part` after its first `have` bytes."""
     with _writable(part, "ab" if have else "wb") as file, show_download(name, have, total) as advance:
-        while piece := answer.read(CHUNK):
+        while chunk := response.read(CHUNK):
             try:
-                file.write(piece)
+                file.write(chunk)
             except OSError as error:
                 raise DownloadError(f"{part} cannot be written: {error.strerror}") from error
-            have += len(piece)
-            advance(len(piece))
+            have += len(chunk)
+            advance(len(chunk))
     if total is not None and have < total:
-        raise _BrokenOffError(f"the connection broke after {have:,} of {total:,} bytes")
+        raise _InterruptedError(f"the connection was lost after {have:,} of {total:,} bytes")
 
 
 def _writable(part: Path, mode: str) -> IO[bytes]:
@@ -152,10 +152,10 @@ def _size(path: Path) -> int:
 
 @contextmanager
 def _own_part(target: Path) -> Iterator[Path]:
-    """Give a name beside `target` that is this process's alone, for what has arrived.
+    """Yield a partial file next to `target` that only this process writes to.
 
-    It begins with what an earlier process left: as NAME.part, or under a name of its own if that process has ended, or
-    has not written for a while. What is left at the end is NAME.part again.
+    It starts from what an earlier process left: NAME.part, or that process's own partial file if the process has ended
+    or has not written for a while. If `target` is not complete at the end, the larger partial file becomes NAME.part.
     """
     left = target.with_name(f"{target.name}.part")
     own = target.with_name(f"{target.name}.{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
@@ -165,7 +165,7 @@ def _own_part(target: Path) -> Iterator[Path]:
         yield own
     finally:
         if target.exists():
-            for stale in [own, left, *_left_behind(target)]:
+            for stale in [own, left, *_abandoned(target)]:
                 stale.unlink(missing_ok=True)
         elif _size(own) > _size(left):
             own.replace(left)
@@ -174,13 +174,12 @@ def _own_part(target: Path) -> Iterator[Path]:
 
 
 def _take_over(target: Path, left: Path, own: Path) -> None:
-    """Begin `own` with the largest part that nobody writes to.
+    """Start `own` from the largest partial file that no process writes to.
 
-    One that its owner closed is renamed, so that one process alone gets it. Another is copied: if its owner should wake
-    up after all, it must not write into what has been verified here.
+    NAME.part, which its owner closed, is renamed, so that only one process gets it. Other partial files are copied: if
+    the owner resumes after all, it must not write into a file verified here.
     """
-    behind = _left_behind(target)
-    largest = max([left, *behind], key=_size)
+    largest = max([left, *_abandoned(target)], key=_size)
     if not _size(largest):
         return
     if largest == left:
@@ -190,8 +189,8 @@ def _take_over(target: Path, left: Path, own: Path) -> None:
         largest.unlink()
 
 
-def _left_behind(target: Path) -> list[Path]:
-    """Return the parts whose processes have ended, or have not written for a while."""
+def _abandoned(target: Path) -> list[Path]:
+    """Return the partial files whose processes have ended or have not written for a while."""
     found = []
     for part in target.parent.glob(f"{glob.escape(target.name)}.*-*-*.part"):
         host, _, number = part.name.removeprefix(f"{target.name}.").rpartition("-")[0].rpartition("-")
@@ -207,7 +206,7 @@ def _host() -> str:
 
 
 def _alive(process: int) -> bool:
-    if sys.platform == "win32":  # where asking would end it
+    if sys.platform == "win32":  # os.kill would terminate the process
         return True
     try:
         os.kill(process, 0)
@@ -219,10 +218,10 @@ def _alive(process: int) -> bool:
 
 
 @contextmanager
-def _in_turn(target: Path) -> Iterator[None]:
-    """Let processes of this machine fetch a file one after another; the later ones then find it there.
+def _locked(target: Path) -> Iterator[None]:
+    """Let processes on this machine download a file one at a time; the others then find it complete.
 
-    This spares the network only: where locks do not work, each of them downloads into a file of its own.
+    This only saves network traffic: without working locks, each process downloads into its own partial file.
     """
     if sys.platform == "win32":
         yield
@@ -230,19 +229,19 @@ def _in_turn(target: Path) -> Iterator[None]:
     import fcntl
 
     path = target.with_name(f".{target.name}.lock")
-    told = False
+    notified = False
     while True:
         with path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not told:
-                    notify(f"another process downloads {target.name}: waiting for it")
-                told = True
+                if not notified:
+                    notify(f"another process is downloading {target.name}: waiting for it")
+                notified = True
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:
                 pass
-            if not _same(file, path):  # who held it has removed it since
+            if not _same(file, path):  # the previous holder has removed it
                 continue
             try:
                 yield

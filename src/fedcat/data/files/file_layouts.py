@@ -1,4 +1,4 @@
-"""The forms in which a dataset's files may lie in a folder."""
+"""The layouts in which a dataset's files may be stored in a directory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedcat.data.files.checksum import Checksum
 
 
 class FileLayout(Protocol):
-    """One form in which a dataset's files may lie in a folder."""
+    """One layout in which a dataset's files may be stored in a directory."""
 
     verified: ClassVar[bool]
-    """Whether there are published checksums to compare the files with."""
+    """Whether the files have published checksums, against which they are verified."""
 
-    def find(self, place: Path) -> dict[str, Path] | None:
-        """Return the files by name where they are all under `place`, else None."""
+    def find(self, base: Path) -> dict[str, Path] | None:
+        """Return the files by name if `base` has all of them, else None."""
         ...
 
-    def lacking(self, place: Path) -> str | None:
-        """Return which folder under `place` has some of the files, and what it lacks; None where there is no such."""
+    def missing(self, base: Path) -> str | None:
+        """Return which directory under `base` is incomplete, and what it lacks; None if there is none."""
         ...
 
     def decode(self, files: Mapping[str, Path]) -> DecodedData:
@@ -36,16 +36,16 @@ class FileLayout(Protocol):
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """Files of fixed names, each with a published checksum of its content; each may be compressed by gzip.
+    """Files with fixed names and published checksums of their content; each may be compressed with gzip.
 
     Attributes
     ----------
     folders : sequence of str
-        Where under a place they may lie.
+        Subdirectories that may hold them.
     checksums : mapping
-        What each file must be, by name, when it is not compressed.
+        The checksum of each uncompressed file, by name.
     read : callable
-        Decodes the files' content by name; errors call a file by the path that stands beside it.
+        Decodes the files, given (content, path for errors) by name.
     """
 
     verified: ClassVar[bool] = True
@@ -53,48 +53,48 @@ class NamedFiles:
     checksums: Mapping[str, Checksum]
     read: Callable[[Mapping[str, tuple[bytes, str]]], DecodedData]
 
-    def find(self, place: Path) -> dict[str, Path] | None:
-        """Return the files, all of one folder."""
+    def find(self, base: Path) -> dict[str, Path] | None:
+        """Return the files, all from one directory."""
         for folder in self.folders:
-            found = {name: path for name in self.checksums if (path := _present(place / folder / name))}
+            found = {name: path for name in self.checksums if (path := _present(base / folder / name))}
             if len(found) == len(self.checksums):
                 return found
         return None
 
-    def lacking(self, place: Path) -> str | None:
-        """Return which folder has some of the files, and what it lacks."""
+    def missing(self, base: Path) -> str | None:
+        """Return which directory has only some of the files, and which it lacks."""
         for folder in self.folders:
-            absent = [name for name in self.checksums if not _present(place / folder / name)]
+            absent = [name for name in self.checksums if not _present(base / folder / name)]
             if 0 < len(absent) < len(self.checksums):
-                return f"{place / folder} lacks {', '.join(absent)}"
+                return f"{base / folder} lacks {', '.join(absent)}"
         return None
 
     def decode(self, files: Mapping[str, Path]) -> DecodedData:
-        """Read the files and compare each with its checksum."""
+        """Read the files and verify their checksums."""
         contents = {}
         for name, path in files.items():
             content = _plain(path)
             wrong = self.checksums[name].of_bytes(content)
             if wrong is not None:
-                raise DataError(f"{path} {'unpacked ' if path.suffix == '.gz' else ''}{wrong}")
+                raise DataError(f"{path}{', decompressed,' if path.suffix == '.gz' else ''} {wrong}")
             contents[name] = (content, str(path))
         return self.read(contents)
 
 
 @dataclass(frozen=True)
 class TarArchive:
-    """One compressed tar file with a published checksum of its own.
+    """One compressed tar file with a published checksum.
 
     Attributes
     ----------
     folders : sequence of str
-        Where under a place it may lie.
+        Subdirectories that may hold it.
     name : str
-        What it is called.
+        The file name.
     checksum : Checksum
-        What it must be.
+        The published checksum.
     read : callable
-        Decodes the opened archive; errors call it by the path that is the second argument.
+        Decodes the open archive, given the archive and its path for errors.
     """
 
     verified: ClassVar[bool] = True
@@ -103,16 +103,16 @@ class TarArchive:
     checksum: Checksum
     read: Callable[[tarfile.TarFile, str], DecodedData]
 
-    def find(self, place: Path) -> dict[str, Path] | None:
+    def find(self, base: Path) -> dict[str, Path] | None:
         """Return the archive."""
         for folder in self.folders:
-            path = place / folder / self.name
+            path = base / folder / self.name
             if path.is_file():
                 return {self.name: path}
         return None
 
-    def lacking(self, place: Path) -> str | None:
-        """Return None: one file is there or not."""
+    def missing(self, base: Path) -> str | None:
+        """Return None: a single file cannot be incomplete."""
         return None
 
     def decode(self, files: Mapping[str, Path]) -> DecodedData:
@@ -127,16 +127,16 @@ class TarArchive:
 
 @dataclass(frozen=True)
 class GlobFiles:
-    """Files whose names only follow a pattern, and that have no published checksum.
+    """Files whose names match patterns, without published checksums.
 
     Attributes
     ----------
     folders : sequence of str
-        Where under a place they may lie.
+        Subdirectories that may hold them.
     patterns : sequence of str
-        Each must fit at least one file.
+        Glob patterns; each must match at least one file.
     read : callable
-        Decodes the files, by their paths under the folder.
+        Decodes the files, given by their paths relative to the subdirectory.
     """
 
     verified: ClassVar[bool] = False
@@ -144,21 +144,21 @@ class GlobFiles:
     patterns: Sequence[str]
     read: Callable[[Mapping[str, Path]], DecodedData]
 
-    def find(self, place: Path) -> dict[str, Path] | None:
-        """Return the files, all of one folder."""
+    def find(self, base: Path) -> dict[str, Path] | None:
+        """Return the files, all from one directory."""
         for folder in self.folders:
-            base = place / folder
-            found = [[p for p in sorted(base.glob(pattern)) if p.name[0] != "."] for pattern in self.patterns]
+            directory = base / folder
+            found = [[p for p in sorted(directory.glob(pattern)) if p.name[0] != "."] for pattern in self.patterns]
             if all(found):
-                return {str(path.relative_to(base)): path for paths in found for path in paths}
+                return {str(path.relative_to(directory)): path for paths in found for path in paths}
         return None
 
-    def lacking(self, place: Path) -> str | None:
-        """Return which folder has files of some of the patterns, and what it lacks."""
+    def missing(self, base: Path) -> str | None:
+        """Return which directory matches only some of the patterns, and which it lacks."""
         for folder in self.folders:
-            absent = [pattern for pattern in self.patterns if not any((place / folder).glob(pattern))]
+            absent = [pattern for pattern in self.patterns if not any((base / folder).glob(pattern))]
             if 0 < len(absent) < len(self.patterns):
-                return f"{place / folder} lacks {', '.join(absent)}"
+                return f"{base / folder} lacks {', '.join(absent)}"
         return None
 
     def decode(self, files: Mapping[str, Path]) -> DecodedData:
@@ -167,16 +167,16 @@ class GlobFiles:
 
 
 def _present(path: Path) -> Path | None:
-    """Return the file, or the one compressed by gzip beside it."""
+    """Return the path of a file or of its gzip-compressed version, or None if neither exists."""
     return next((p for p in (path, path.with_name(path.name + ".gz")) if p.is_file()), None)
 
 
 def _plain(path: Path) -> bytes:
-    """Return a file's content, unpacked where it is compressed by gzip."""
+    """Return a file's content, decompressed if it is a .gz file."""
     content = path.read_bytes()
     if path.suffix != ".gz":
         return content
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is no gzip file, or is damaged: {error}") from error
+        raise DataError(f"{path} is damaged or not a gzip file: {error}") from error

@@ -1,4 +1,4 @@
-"""Decoders of the files that datasets are published as. None of them runs code that a file brings."""
+"""Decoders of published file formats. None of them executes code from a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEMNIST_CLASSES = 62
 
 @dataclass(frozen=True)
 class Writer:
-    """The samples of one writer in one part of FEMNIST: images [samples, 1, 28, 28] and class numbers."""
+    """One writer's training or test samples in FEMNIST: images [samples, 1, 28, 28] and class labels."""
 
     name: str
     x: Bytes
@@ -35,46 +35,46 @@ def read_idx(content: bytes, name: str, dimensions: int) -> Bytes:
     Parameters
     ----------
     content : bytes
-        The whole file, not compressed.
+        The whole file, uncompressed.
     name : str
-        What errors call it.
+        The file's name in errors.
     dimensions : int
-        How many it must have: 3 for images, 1 for labels.
+        The number of dimensions it must have: 3 for images, 1 for labels.
     """
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):
         begin = content[:4].hex(" ") or "nothing"
-        raise DataError(f"{name} is no idx file of bytes in {dimensions} dimensions: it begins with {begin}")
+        raise DataError(f"{name} is not an idx file of bytes with {dimensions} dimensions: it begins with {begin}")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     wanted = math.prod(shape)
     if len(content) - start != wanted:
-        raise DataError(f"{name} must hold {wanted:,} bytes after its head, as that says, got {len(content) - start:,}")
+        raise DataError(f"{name} must hold {wanted:,} bytes of data by its header, got {len(content) - start:,}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
 def read_cifar(content: bytes, name: str, classes: Sequence[int]) -> tuple[Bytes, Bytes]:
-    """Decode a file of CIFAR's binary version.
+    """Decode a file in CIFAR's binary format.
 
     Parameters
     ----------
     content : bytes
         The whole file.
     name : str
-        What errors call it.
+        The file's name in errors.
     classes : sequence of int
-        The number of classes of each label that stands before an image: (10,) in CIFAR-10, (20, 100) in CIFAR-100.
+        The number of classes of each label before an image: (10,) in CIFAR-10, (20, 100) in CIFAR-100.
 
     Returns
     -------
     images : numpy.ndarray
         [samples, 3, 32, 32]
     labels : numpy.ndarray
-        [samples, labels of a sample]
+        [samples, labels per sample]
     """
     record = len(classes) + 3072
     if not content or len(content) % record:
         raise DataError(
-            f"{name} must hold records of {record:,} bytes (CIFAR's binary version), got {len(content):,} bytes"
+            f"{name} must hold records of {record:,} bytes (CIFAR's binary format), got {len(content):,} bytes"
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
     labels = records[:, : len(classes)]
@@ -85,19 +85,19 @@ def read_cifar(content: bytes, name: str, classes: Sequence[int]) -> tuple[Bytes
 
 
 def read_pickled_cifar(content: bytes, name: str, keys: Sequence[str]) -> tuple[Bytes, Bytes]:
-    """Decode a file of CIFAR's Python version, which is a pickle, without unpickling it.
+    """Decode a file in CIFAR's Python format, a pickle, without unpickling it.
 
-    The pickle's opcodes are listed, never executed: the long string among them is the images, and the lists of
-    whole numbers that follow `keys` are the labels.
+    The pickle's opcodes are listed, never executed: the longest string holds the images, and the integers after
+    each of `keys` are the labels.
 
     Parameters
     ----------
     content : bytes
         The whole file.
     name : str
-        What errors call it.
+        The file's name in errors.
     keys : sequence of str
-        The keys of the labels that are wanted, such as ("labels",) or ("coarse_labels", "fine_labels").
+        The keys of the labels to read, such as ("labels",) or ("coarse_labels", "fine_labels").
     """
     images = b""
     columns: dict[str, list[int]] = {}
@@ -112,28 +112,28 @@ def read_pickled_cifar(content: bytes, name: str, keys: Sequence[str]) -> tuple[
                 open_column.append(argument)
     except (ValueError, UnicodeError, struct.error) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{name} is no file of CIFAR's Python version: {reason}") from error
+        raise DataError(f"{name} is not in CIFAR's Python format: {reason}") from error
     counts = {len(column) for column in columns.values()}
     if set(columns) != set(keys) or counts != {len(images) // 3072} or len(images) % 3072 or not images:
-        raise DataError(f"{name} is no file of CIFAR's Python version: it lacks images, or one of {', '.join(keys)}")
+        raise DataError(f"{name} is not in CIFAR's Python format: it lacks images or one of {', '.join(keys)}")
     labels = np.array([columns[key] for key in keys], dtype=np.uint8).T
     return np.frombuffer(images, dtype=np.uint8).reshape(-1, 3, 32, 32), labels
 
 
 def read_leaf(content: bytes, name: str) -> list[Writer]:
-    """Decode one of LEAF's JSON files of FEMNIST: users, num_samples, and user_data with x and y for each user."""
+    """Decode one of LEAF's JSON files of FEMNIST: users, num_samples, and user_data with x and y per user."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is no JSON, or is cut off: {error}") from error
+        raise DataError(f"{name} is truncated or not JSON: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("user_data"), dict) or "users" not in found:
-        raise DataError(f"{name} is no file of LEAF: it must hold users, num_samples and user_data")
-    users, told = found["users"], found.get("num_samples")
+        raise DataError(f"{name} is not a LEAF file: it must hold users, num_samples and user_data")
+    users, declared = found["users"], found.get("num_samples")
     if not isinstance(users, list) or set(map(str, users)) != set(found["user_data"]):
-        raise DataError(f"{name} must hold user_data of exactly its users")
+        raise DataError(f"{name} must hold user_data for exactly the users it lists")
     writers = [_leaf_writer(str(user), found["user_data"][str(user)], name) for user in users]
-    if told is not None and told != [len(writer.y) for writer in writers]:
-        raise DataError(f"{name} must hold as many samples of each user as num_samples says")
+    if declared is not None and declared != [len(writer.y) for writer in writers]:
+        raise DataError(f"{name} must hold as many samples per user as num_samples declares")
     return writers
 
 
@@ -142,12 +142,12 @@ def _leaf_writer(user: str, samples: Any, name: str) -> Writer:
         x = np.array(samples["x"], dtype=np.float64).reshape(-1, 784)
         y = np.array(samples["y"])
     except (TypeError, KeyError, ValueError) as error:
-        raise DataError(f"{name}: writer {user} must have x, rows of 784 numbers, and y") from error
-    return Writer(user, _grey(x, f"{name}: writer {user}", True), _character(y, len(x), f"{name}: writer {user}"))
+        raise DataError(f"{name}: writer {user} must have x, rows of 784 pixels, and y") from error
+    return Writer(user, _gray(x, f"{name}: writer {user}", True), _character(y, len(x), f"{name}: writer {user}"))
 
 
 def read_tff(path: Path) -> Iterator[Writer]:
-    """Decode one of TensorFlow Federated's HDF5 files of FEMNIST: examples/WRITER/pixels and label."""
+    """Decode one of TensorFlow Federated's HDF5 files of FEMNIST: examples/WRITER/pixels and examples/WRITER/label."""
     try:
         import h5py
     except ImportError as error:
@@ -155,32 +155,32 @@ def read_tff(path: Path) -> Iterator[Writer]:
     try:
         with h5py.File(path, "r") as file:
             for user, samples in file["examples"].items():
-                told = f"{path}: writer {user}"
+                where = f"{path}: writer {user}"
                 x = np.asarray(samples["pixels"], dtype=np.float64).reshape(-1, 784)
                 yield Writer(
-                    user, _grey(x, told, False), _character(np.asarray(samples["label"]).reshape(-1), len(x), told)
+                    user, _gray(x, where, False), _character(np.asarray(samples["label"]).reshape(-1), len(x), where)
                 )
     except DataError:
         raise
     except (OSError, KeyError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).strip("'\"").splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path} is no HDF5 file of FEMNIST (examples/WRITER/pixels, label): {reason}") from error
+        raise DataError(f"{path} is not an HDF5 file of FEMNIST (examples/WRITER/pixels, label): {reason}") from error
 
 
-def _grey(x: NDArray[np.float64], name: str, exactly: bool) -> Bytes:
-    """Return pixels from 0 to 1 as bytes; where `exactly`, they must have been made of bytes."""
+def _gray(x: NDArray[np.float64], name: str, exactly: bool) -> Bytes:
+    """Return pixels from 0 to 1 as bytes; if `exactly`, each must be a multiple of 1 / 255."""
     if not len(x):
         raise DataError(f"{name} has no samples")
     with np.errstate(invalid="ignore", over="ignore"):
         levels = np.rint(x * 255)
         near = (np.abs(x * 255 - levels) < (1e-4 if exactly else 1.0)).all()
     if not near or levels.min() < 0 or levels.max() > 255:
-        right = "256 levels of grey from 0 to 1" if exactly else "from 0 to 1"
-        raise DataError(f"{name} must have pixels that are {right}: the file is damaged")
+        right = "on 256 gray levels from 0 to 1" if exactly else "from 0 to 1"
+        raise DataError(f"{name} must have pixels {right}: the file is damaged")
     return levels.astype(np.uint8).reshape(-1, 1, 28, 28)
 
 
 def _character(y: NDArray[Any], count: int, name: str) -> Bytes:
     if y.shape != (count,) or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= FEMNIST_CLASSES:
-        raise DataError(f"{name} must have one class number below {FEMNIST_CLASSES} for each of its {count} samples")
+        raise DataError(f"{name} must have one class label below {FEMNIST_CLASSES} for each of its {count} samples")
     return y.astype(np.uint8)

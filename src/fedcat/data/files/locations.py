@@ -1,4 +1,4 @@
-"""Where data lies: a folder that is named, FEDCAT_DATA, the user's cache folder."""
+"""Where data is searched: the setting data_dir, FEDCAT_DATA, the user's cache directory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedcat.core.errors import DataError
 VARIABLE = "FEDCAT_DATA"
 
 
-def cache() -> Path:
-    """Return the folder of this user in which downloads and prepared copies are kept; it need not exist."""
+def cache_dir() -> Path:
+    """Return the user's directory for downloads and decoded copies; it need not exist."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -24,7 +24,7 @@ def cache() -> Path:
 
 
 def expand_user(text: str | Path) -> Path:
-    """Return a path with a leading ~ replaced by the user's folder, where there is such a user."""
+    """Return a path with a leading ~ expanded, or unchanged if there is no such user."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -34,26 +34,26 @@ def expand_user(text: str | Path) -> Path:
 def _home() -> Path:
     try:
         return Path.home()
-    except RuntimeError:  # a user without an entry, as in some containers
+    except RuntimeError:  # a user without a passwd entry, as in some containers
         return Path(tempfile.gettempdir())
 
 
-def places(data_dir: str | Path | None = None, *, must_exist: bool = True) -> list[Path]:
-    """Return the folders in which data is looked for, in their order; downloads go to the first.
+def search_paths(data_dir: str | Path | None = None, *, must_exist: bool = True) -> list[Path]:
+    """Return the directories that are searched for data, in order; downloads go to the first.
 
     Parameters
     ----------
     data_dir : path, optional
-        A folder that the user named for this run.
+        A directory chosen for this run.
     must_exist : bool
-        Whether a folder that the user named must be there; the cache folder never needs to.
+        Whether data_dir and FEDCAT_DATA must exist; the cache directory need not.
     """
-    named = [("data_dir", str(data_dir or "")), (VARIABLE, os.environ.get(VARIABLE, ""))]
+    chosen = [("data_dir", str(data_dir or "")), (VARIABLE, os.environ.get(VARIABLE, ""))]
     found = []
-    for setting, text in named:
+    for setting, text in chosen:
         if text:
             path = expand_user(text)
             if must_exist and not path.is_dir():
-                raise DataError(f"{setting} must name a folder that is there, got {text!r}")
+                raise DataError(f"{setting} must be an existing directory, got {text!r}")
             found.append(path)
-    return list(dict.fromkeys([*found, cache()]))
+    return list(dict.fromkeys([*found, cache_dir()]))

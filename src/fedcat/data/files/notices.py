@@ -1,4 +1,4 @@
-"""What a user is told while data is fetched and prepared, on the standard error."""
+"""Messages and progress on standard error while data is downloaded and decoded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def _console() -> Console:
 
 
 def notify(text: str) -> None:
-    """Print a line."""
+    """Print a line on standard error."""
     console = _console()
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
 @contextmanager
 def show_status(text: str) -> Iterator[None]:
-    """Show on a terminal, while the block runs, what is being done."""
+    """Show a status line on a terminal while the block runs."""
     console = _console()
     if not console.is_terminal:
         yield
@@ -32,26 +32,26 @@ def show_status(text: str) -> Iterator[None]:
 
 @contextmanager
 def show_download(name: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how a download gets on: a bar on a terminal, else one line.
+    """Show the progress of a download: a bar on a terminal, otherwise one line.
 
     Parameters
     ----------
     name : str
-        What is fetched.
+        The file's name.
     done : int
-        Bytes that are there already.
+        Bytes already downloaded.
     total : int or None
-        Bytes in all, where they are known.
+        Total bytes, if known.
 
     Yields
     ------
     callable
-        To be called with the number of bytes of each piece.
+        Call it with the number of bytes of each chunk.
     """
     console = _console()
     if not console.is_terminal:
         size = "" if total is None else f", {total / 1e6:.1f} MB"
-        notify(f"downloading {name}{size}{f' ({done / 1e6:.1f} MB are there)' if done else ''}")
+        notify(f"downloading {name}{size}{f' ({done / 1e6:.1f} MB already downloaded)' if done else ''}")
         yield lambda count: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

@@ -1,4 +1,4 @@
-"""A published dataset: found in a folder or downloaded, verified, decoded."""
+"""A published dataset: found on disk or downloaded, verified, decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcat.data.files.cache import DecodedData, load_or_decode
 from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.download import DownloadError, fetch
 from fedcat.data.files.file_layouts import FileLayout
-from fedcat.data.files.locations import VARIABLE, places
+from fedcat.data.files.locations import VARIABLE, search_paths
 from fedcat.data.files.notices import notify
 
 
@@ -25,11 +25,11 @@ class Remote:
     Attributes
     ----------
     name : str
-        What it is called.
+        The file name.
     addresses : sequence of str
-        Where it can be had, in the order of preference.
+        Its URLs, in order of preference.
     checksum : Checksum
-        What it must be, as it is published.
+        The published checksum.
     """
 
     name: str
@@ -45,96 +45,97 @@ class Source:
     ----------
     name : str
         The dataset's name.
-    forms : sequence of Form
-        The forms in which it may lie in a folder, in the order of preference.
+    layouts : sequence of FileLayout
+        The layouts in which its files may be stored, in order of preference.
     folder : str
-        The folder under a place to which it is downloaded.
+        The subdirectory to download to.
     remotes : sequence of Remote
-        What is downloaded.
+        The files to download.
     by_hand : str
-        Which files a user without a network must put into a folder, in words.
+        A description of the files that a user without network access must provide.
     before : callable
-        Called before a download; raises where what would be downloaded could not be read.
+        Called before a download; raises if the files to download could not be read.
     """
 
     name: str
-    forms: Sequence[FileLayout]
+    layouts: Sequence[FileLayout]
     folder: str
     remotes: Sequence[Remote]
     by_hand: str
     before: Callable[[], None] = field(default=lambda: None)
 
     def find(self, data_dir: str | Path | None = None) -> tuple[FileLayout, dict[str, Path]] | None:
-        """Return the form and the files of this dataset in the first place that has them, or None."""
-        for place in places(data_dir):
-            for form in self.forms:
+        """Return the layout and the files from the first search path that has them, or None."""
+        for base in search_paths(data_dir):
+            for layout in self.layouts:
                 try:
-                    files = form.find(place)
-                except OSError:  # a folder that may not be looked into
+                    files = layout.find(base)
+                except OSError:  # an unreadable directory
                     files = None
                 if files is not None:
-                    return form, files
+                    return layout, files
         return None
 
     def get(self, data_dir: str | Path | None = None) -> tuple[FileLayout, dict[str, Path]]:
-        """Return the form and the files of this dataset, downloaded where they are nowhere."""
+        """Return the layout and the files; download them if they are not found."""
         found = self.find(data_dir)
         if found is not None:
             return found
-        looked = places(data_dir)
-        gaps = self._gaps(looked)
+        searched = search_paths(data_dir)
+        target = searched[0] / self.folder
+        missing = self._missing(searched)
         try:
-            if gaps:
-                notify(f"note: {gaps}")
+            if missing:
+                notify(f"note: {missing}")
             self.before()
             for remote in self.remotes:
-                fetch(remote.addresses, looked[0] / self.folder / remote.name, remote.checksum)
+                fetch(remote.addresses, target / remote.name, remote.checksum)
         except (DownloadError, OSError, DataError) as error:
-            _remove_empty(looked[0] / self.folder)
+            _remove_empty(target)
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            where = f"is not whole ({gaps})" if gaps else f"is not in {' or '.join(map(str, looked))}"
+            state = f"is incomplete ({missing})" if missing else f"is not in {' or '.join(map(str, searched))}"
             raise DataError(
-                f"dataset {self.name!r} {where} and cannot be downloaded ({reason}); "
-                f"by hand: put {self.by_hand} into {looked[0] / self.folder}, or name a folder that has them with "
-                f"--data-dir or {VARIABLE}"
+                f"dataset {self.name!r} {state} and cannot be downloaded ({reason}); "
+                f"put {self.by_hand} into {target} yourself, "
+                f"or set --data-dir or {VARIABLE} to a directory that has them"
             ) from error
         found = self.find(data_dir)
         if found is None:
-            raise DataError(f"dataset {self.name!r} was downloaded to {looked[0] / self.folder} but is not there now")
+            raise DataError(f"dataset {self.name!r} was downloaded to {target} but is no longer there")
         return found
 
     def content(self, data_dir: str | Path | None = None) -> DecodedData:
-        """Return the decoded dataset; downloaded where it is nowhere, kept prepared for the next time."""
-        form, files = self.get(data_dir)
+        """Return the decoded dataset; download it if it is not found, and cache the decoded copy."""
+        layout, files = self.get(data_dir)
         with _readable():
-            return load_or_decode(self.name, files, lambda: self._decoded(form, files))
+            return load_or_decode(self.name, files, lambda: self._decode(layout, files))
 
-    def _decoded(self, form: FileLayout, files: Mapping[str, Path]) -> DecodedData:
+    def _decode(self, layout: FileLayout, files: Mapping[str, Path]) -> DecodedData:
         try:
-            return form.decode(files)
+            return layout.decode(files)
         except DataError as error:
-            advice = f"put the right one there, or remove it and run `fedcat data get {self.name}`"
+            advice = f"replace the file, or remove it and run `fedcat data get {self.name}`"
             raise DataError(f"{error}; {advice}") from error
 
-    def _gaps(self, looked: Sequence[Path]) -> str:
-        """Return what is there in part, and what it lacks."""
+    def _missing(self, searched: Sequence[Path]) -> str:
+        """Return which directories are incomplete, and which files they lack."""
         found = []
-        for place in looked:
-            for form in self.forms:
+        for base in searched:
+            for layout in self.layouts:
                 with suppress(OSError):
-                    found.append(form.lacking(place))
+                    found.append(layout.missing(base))
         return "; ".join(filter(None, found))
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder that a download made and left empty."""
+    """Remove the directory of a failed download if it is empty."""
     with suppress(OSError):
         folder.rmdir()
 
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Turn what reading a file can raise into one line about it."""
+    """Turn errors from reading a file into a `DataError`."""
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error) as error:

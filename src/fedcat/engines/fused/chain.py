@@ -1,4 +1,4 @@
-"""Which nets the fused kernels can train: a chain of layers that they know."""
+"""The nets that the fused kernels can train: chains of known layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcat.models.nets import CenterCrop, Net
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with stride 1, perhaps ReLU, perhaps pooling 2 x 2; `weight` and `bias` are places in the row."""
+    """A convolution with stride 1, optional ReLU and 2 x 2 pooling; `weight` and `bias` are offsets in the row."""
 
     weight: int
     bias: int | None
@@ -29,14 +29,14 @@ class Conv:
 
     @property
     def outputs(self) -> tuple[int, int, int]:
-        """Shape of what comes out."""
+        """The output shape."""
         height, width = (side + 2 * self.padding - self.kernel + 1 for side in self.inputs[1:])
         return self.channels, height // self.pool, width // self.pool
 
 
 @dataclass(frozen=True)
 class MaxPool:
-    """Pooling with windows that may overlap."""
+    """Max pooling with windows that may overlap."""
 
     inputs: tuple[int, int, int]
     outputs: tuple[int, int, int]
@@ -47,7 +47,7 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class Norm:
-    """Local response normalisation over channels."""
+    """Local response normalization over channels."""
 
     inputs: tuple[int, int, int]
     size: int
@@ -57,13 +57,13 @@ class Norm:
 
     @property
     def outputs(self) -> tuple[int, int, int]:
-        """Shape of what comes out."""
+        """The output shape."""
         return self.inputs
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer, perhaps with ReLU."""
+    """A linear layer with optional ReLU."""
 
     weight: int
     bias: int | None
@@ -77,7 +77,7 @@ Spatial = Conv | MaxPool | Norm
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers on images, then linear layers, the last of which gives the logits."""
+    """Image layers, then linear layers, the last of which gives the logits."""
 
     shape: tuple[int, ...]
     spatial: tuple[Spatial, ...]
@@ -85,14 +85,14 @@ class Chain:
 
 
 class Unknown(Exception):
-    """The net is no chain of known layers; the message says where."""
+    """The net is not a chain of known layers; the message says why."""
 
 
 _found: WeakKeyDictionary[Layout, Chain | str] = WeakKeyDictionary()
 
 
 def chain_of(layout: Layout, pool: Pool) -> Chain | str:
-    """Return the chain of a net, or why it is none."""
+    """Return the chain of a net, or why the net is not a chain."""
     if layout not in _found:
         try:
             _found[layout] = _read(layout, pool.shape)
@@ -114,7 +114,7 @@ def _read(layout: Layout, shape: tuple[int, ...]) -> Chain:
     if not reader.linear or reader.linear[-1].relu:
         raise Unknown("its last layer is not linear")
     if reader.used != set(places):
-        raise Unknown("it has parameters of which no layer is made")
+        raise Unknown("it has parameters that no layer uses")
     return Chain(shape, tuple(reader.spatial), tuple(reader.linear))
 
 
@@ -130,7 +130,7 @@ def _leaves(module: nn.Module) -> list[nn.Module]:
 
 
 class _Reader:
-    """Goes through a net's layers and keeps track of the shape."""
+    """Reads a net's layers in order and tracks the shape."""
 
     def __init__(self, shape: tuple[int, ...], places: dict[int, int]) -> None:
         self.places = places
@@ -141,12 +141,12 @@ class _Reader:
         self.used: set[int] = set()
 
     def add(self, layer: nn.Module) -> None:
-        """Take one more layer in."""
+        """Add the next layer."""
         name = type(layer).__name__
         method = getattr(self, f"_{name.lower()}", None)
         known = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.LocalResponseNorm, nn.Flatten, nn.Linear, nn.Identity, CenterCrop)
         if method is None or type(layer) not in known:
-            raise Unknown(f"its layer {name} is none of those that have kernels of their own")
+            raise Unknown(f"its layer {name} has no fused kernel")
         method(layer)
 
     def _identity(self, layer: nn.Identity) -> None:
@@ -154,13 +154,13 @@ class _Reader:
 
     def _centercrop(self, layer: CenterCrop) -> None:
         if self.spatial or self.shape != self.stored or len(self.shape) != 3 or min(self.shape[1:]) < layer.size:
-            raise Unknown("it crops elsewhere than at the beginning")
+            raise Unknown("it crops images other than its input")
         self.corner = ((self.shape[1] - layer.size) // 2, (self.shape[2] - layer.size) // 2)
         self.shape = (self.shape[0], layer.size, layer.size)
 
     def _image(self, layer: nn.Module) -> tuple[int, int, int]:
         if self.flat or len(self.shape) != 3:
-            raise Unknown(f"its layer {type(layer).__name__} does not see images")
+            raise Unknown(f"its layer {type(layer).__name__} is not applied to images")
         return self.shape[0], self.shape[1], self.shape[2]
 
     def _conv2d(self, layer: nn.Conv2d) -> None:
@@ -170,9 +170,9 @@ class _Reader:
             len(set(layer.kernel_size)) == 1 and not isinstance(layer.padding, str) and len(set(layer.padding)) == 1
         )
         if not simple or not square or layer.padding_mode != "zeros":
-            raise Unknown("its convolution has a stride, groups, dilation or is not square")
+            raise Unknown("its convolution has a stride, groups or dilation, is not square or does not pad with zeros")
         if int(layer.padding[0]) >= layer.kernel_size[0]:
-            raise Unknown("its convolution is padded by more than its kernel reaches")
+            raise Unknown("its convolution is padded by its kernel size or more")
         stored = (self.stored[0], self.stored[1], self.stored[2]) if not self.spatial else inputs
         corner = (0, 0) if self.spatial else self.corner
         weight, bias = self._place(layer.weight), None if layer.bias is None else self._place(layer.bias)
@@ -217,22 +217,22 @@ class _Reader:
 
     def _localresponsenorm(self, layer: nn.LocalResponseNorm) -> None:
         if not self.spatial:
-            raise Unknown("it begins with a normalisation")
+            raise Unknown("it begins with a normalization")
         self._append(Norm(self._image(layer), layer.size, layer.alpha, layer.beta, layer.k))
 
     def _flatten(self, layer: nn.Flatten) -> None:
         if (layer.start_dim, layer.end_dim) != (1, -1):
-            raise Unknown("it flattens some dimensions only")
+            raise Unknown("it flattens only some dimensions")
         if self.shape != self.stored and not self.spatial:
             raise Unknown("it crops images that no convolution sees")
         self.flat = True
 
     def _linear(self, layer: nn.Linear) -> None:
-        width = self.linear[-1].units if self.linear else _product(self.shape)
-        if not self.flat or layer.in_features != width or (self.linear and not self.linear[-1].relu):
-            raise Unknown("its linear layers do not follow each other with ReLU between")
+        inputs = self.linear[-1].units if self.linear else _product(self.shape)
+        if not self.flat or layer.in_features != inputs or (self.linear and not self.linear[-1].relu):
+            raise Unknown("its linear layers do not form a chain with ReLU between them")
         bias = None if layer.bias is None else self._place(layer.bias)
-        self.linear.append(Linear(self._place(layer.weight), bias, width, layer.out_features))
+        self.linear.append(Linear(self._place(layer.weight), bias, inputs, layer.out_features))
 
     def _place(self, parameter: Tensor) -> int:
         if id(parameter) not in self.places:
@@ -242,7 +242,7 @@ class _Reader:
 
 
 def _windows(side: int, kernel: int, stride: int, padding: int, ceil: bool) -> int:
-    """Return how many pooling windows fit into a side; with `ceil` one may reach over the edge, but not begin there."""
+    """Return the number of pooling windows along a side; with `ceil`, one may extend past the edge, not begin there."""
     span = side + 2 * padding - kernel
     count = -(-span // stride) + 1 if ceil else span // stride + 1
     if ceil and (count - 1) * stride >= side + padding:

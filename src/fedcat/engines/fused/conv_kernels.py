@@ -1,9 +1,9 @@
-"""Triton kernels for convolutions; what all kernels share is said in `image_kernels`.
+"""Triton kernels for convolutions; `image_kernels` describes what all kernels share.
 
-A convolution that is pooled 2 x 2 and has few channels computes the four places of a window as four sets of output
-channels over the window's larger patch (`WIN` = 4, column = 4 channel + place): the patch is loaded once. Its weights
-are laid out for that by `lay_out`, and `fold` adds the gradient up again. The backward pass wants to know which place
-of the window won (`arg`), or `DEAD` where ReLU gave zero.
+A convolution with 2 x 2 pooling and few channels computes the four positions of a window as four sets of output
+channels over the window's larger patch (`WIN` = 4, column = 4 * channel + position), so that the patch is loaded once.
+`lay_out` arranges the weights accordingly, and `fold` sums the gradient. The backward pass needs to know which position
+of the window had the largest value (`arg`), or `DEAD` if ReLU gave zero.
 """
 
 import triton
@@ -19,12 +19,12 @@ def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.cons
             LANES: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr, WIN: tl.constexpr,
             BACK: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, TURNED: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Write a convolution's weights as the matrix [KP, BN] by which patches are multiplied; zeros fill it up.
+    """Write a convolution's weights as the matrix [KP, BN] by which patches are multiplied, padded with zeros.
 
-    With `TURNED` its columns lie side by side, not its lines.
+    With `TURNED`, the matrix is stored in column-major order.
 
-    Forward a line is (ky, kx, channel), a column an output channel (or four of them, one for each place of a window).
-    With `BACK` a line is (ky, kx, output channel) of the turned kernel and a column an input channel.
+    Forward, the first index is (ky, kx, channel) and the second an output channel (or four of them, one per position
+    of a window). With `BACK`, they are (ky, kx, output channel) of the flipped kernel and an input channel.
     """
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
@@ -67,7 +67,7 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
                  O_C: tl.constexpr, O_0: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
                  D_C: tl.constexpr, MODE: tl.constexpr, TURNED: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr,
                  BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Convolve, pool, add the bias and ReLU: one tile of (pooled) places, all channels."""
+    """Convolve, pool, add the bias and apply ReLU, for one tile of (pooled) positions and all channels."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -130,10 +130,10 @@ def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.cons
                          D_C: tl.constexpr, D_0: tl.constexpr, MODE: tl.constexpr, SPLITS: tl.constexpr,
                          BS: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr,
                          BK: tl.constexpr):  # fmt: skip
-    """Add up the gradient of a convolution's laid-out weights over the `BS` samples of one split.
+    """Sum the gradient of a convolution's laid-out weights over the `BS` samples of one split.
 
-    With `DENSE` the gradient `dy` is that of every place, as `unpool` writes it. The last program of a split adds up
-    the bias's gradient.
+    With `DENSE`, `dy` is the gradient at every position, as `unpool` writes it. The last program of a split sums the
+    bias gradient.
     """
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
@@ -204,7 +204,7 @@ def fold(part, g, step, count, order, ahead, G_ROW: tl.constexpr, W_AT: tl.const
          C: tl.constexpr, LANES: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr,
          WIN: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr, KP: tl.constexpr,
          BO: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Add up the splits, and the places of a window, of a convolution's gradient into the rows."""
+    """Sum a convolution's gradient over the splits and the positions of a window, and write it into the rows."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -234,7 +234,7 @@ def unpool(dy, arg, full, step, count, order, ahead, B: tl.constexpr, OUT: tl.co
            OW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, D_B: tl.constexpr,
            D_Y: tl.constexpr, D_X: tl.constexpr, D_C: tl.constexpr, F_B: tl.constexpr, F_Y: tl.constexpr,
            F_0: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write a pooled convolution's gradient at every place: zero but where the window's largest value was."""
+    """Write a pooled convolution's gradient at every position: zero except where the window's largest value was."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -257,7 +257,7 @@ def conv_input_gradient(full, w, dx, step, count, order, ahead, B: tl.constexpr,
                         D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr, D_C: tl.constexpr,
                         MODE: tl.constexpr, TURNED: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr,
                         BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Carry a convolution's gradient back to one tile of its input's places, all channels."""
+    """Propagate a convolution's gradient to one tile of its input positions, for all channels."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return

@@ -1,4 +1,4 @@
-"""A convolution, perhaps with pooling: its memory, and the launches of its kernels."""
+"""A convolution with optional pooling: its memory and its kernel launches."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Triton kernels for samples and images beside convolutions: gathering, pooling, local response norm.
+"""Triton kernels for samples and images other than convolutions: gathering, pooling, local response normalization.
 
-Every program works on one row (one device's model): program axis 1 counts through `order`, the rows by decreasing
-number of steps. A program whose row has taken its last step ends at once. What a row becomes depends on nothing but
-the row: tiles and the order of additions follow from the net and the batch size.
+Every program works on one row (one client's model): program axis 1 indexes `order`, the rows by decreasing number of
+steps. A program whose row has taken its last step exits immediately. A row's result depends on nothing but the row:
+tile sizes and the order of summation follow from the net and the batch size.
 
 Sizes are compile-time constants. The step is a counter on the device plus `ahead`, so that a graph can hold several
-steps. Images lie channels last, with a border of zeros as wide as the next convolution's padding, so that no load
-needs a check; what the linear layers see lies as PyTorch flattens it. An image's place is described by the sizes of a
-sample, a line, a place and a channel (`_B`, `_Y`, `_X`, `_C`) and the offset of the first pixel (`_0`).
+steps. Images are stored channels last, with a border of zeros as wide as the next convolution's padding, so that no
+load needs a bounds check; the input of the linear layers is stored in PyTorch's flattened order. The strides of a
+sample, a line, a pixel and a channel (`_B`, `_Y`, `_X`, `_C`) and the offset of the first pixel (`_0`) locate an image.
 """
 
 import triton
@@ -19,9 +19,9 @@ def gather(x, pick, out, step, count, order, scale, shift, ahead, S, B: tl.const
            H: tl.constexpr, W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, HI: tl.constexpr,
            WI: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr, O_X: tl.constexpr, O_C: tl.constexpr,
            O_0: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write the samples of the step's batches, cut out and normalised (scale x + shift), zeros where there is none.
+    """Write the samples of the step's batches, cropped and normalized (scale * x + shift); missing samples are zero.
 
-    Neighbours are those of what is written.
+    Consecutive indices are consecutive in the output, not in the input.
     """
     r = tl.load(order + tl.program_id(1))
     t = tl.load(step) + ahead
@@ -51,7 +51,7 @@ def pool_forward(x, out, arg, step, count, order, ahead, B: tl.constexpr, C: tl.
                  PAD: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr, O_X: tl.constexpr, O_C: tl.constexpr,
                  O_0: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr, D_C: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
-    """Take the largest value of each window and note where in the window it was."""
+    """Write the largest value of each window and its position in the window."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -81,7 +81,7 @@ def pool_backward(dy, arg, dx, step, count, order, ahead, B: tl.constexpr, C: tl
                   W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, KS: tl.constexpr, STRIDE: tl.constexpr,
                   PAD: tl.constexpr, REACH: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
                   D_C: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Carry each window's gradient to the place that won it: every place asks the windows that hold it."""
+    """Propagate each window's gradient to its largest value: every position checks the windows that contain it."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -107,7 +107,7 @@ def pool_backward(dy, arg, dx, step, count, order, ahead, B: tl.constexpr, C: tl
 
 @triton.jit
 def _around(values, C: tl.constexpr, SIZE: tl.constexpr, AHEAD: tl.constexpr):
-    """Return the sum of `SIZE` neighbours in a line, the last of which is `AHEAD` places further on."""
+    """Return the sums over `SIZE` neighboring channels, the last of which is `AHEAD` channels ahead."""
     line = tl.arange(0, values.shape[1])
     total = tl.zeros(values.shape, tl.float32)
     for near in tl.static_range(SIZE):
@@ -123,7 +123,7 @@ def norm_forward(x, out, step, count, order, ahead, alpha, beta, k, B: tl.conste
                  H: tl.constexpr, W: tl.constexpr, SIZE: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr,
                  O_X: tl.constexpr, O_C: tl.constexpr, O_0: tl.constexpr, BC: tl.constexpr,
                  BX: tl.constexpr):  # fmt: skip
-    """Divide every value by a power of k plus the weighted squares of neighbouring channels."""
+    """Divide every value by (k + alpha / size * sum of squares over neighboring channels) ** beta."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -141,7 +141,7 @@ def norm_forward(x, out, step, count, order, ahead, alpha, beta, k, B: tl.conste
 def norm_backward(x, dy, dx, step, count, order, ahead, alpha, beta, k, B: tl.constexpr, C: tl.constexpr,
                   H: tl.constexpr, W: tl.constexpr, SIZE: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr,
                   D_X: tl.constexpr, D_C: tl.constexpr, BC: tl.constexpr, BX: tl.constexpr):  # fmt: skip
-    """Carry the gradient back: dx = dy den^-beta - 2 alpha beta / size x (sum of dy x den^(-beta - 1) within reach)."""
+    """Propagate the gradient: dx = dy den^-beta - 2 alpha beta / size x (sum of dy x den^(-beta - 1) within reach)."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return

@@ -1,4 +1,4 @@
-"""What all layers of a chain have, and those on images that have no parameters."""
+"""The base class of a chain's layers, and the image layers without parameters."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def power(size: int, least: int = 16) -> int:
-    """Return the power of two that holds `size`."""
+    """Return the smallest power of two that is at least `size` and `least`."""
     return max(least, 1 << (size - 1).bit_length())
 
 
 def merges(spec: Conv) -> bool:
-    """Tell whether the places of a convolution's pooling windows are columns of one product."""
+    """Return whether the positions of a convolution's pooling windows are columns of one product."""
     return spec.pool == 2 and power(spec.channels, 4) <= 32
 
 
@@ -36,9 +36,9 @@ def pieces(size: int, block: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """Memory for the images [C, H, W] of all rows' batches: channels last with a border, or as PyTorch flattens.
+    """Memory for the images [C, H, W] of all rows' batches: channels last with a border, or in PyTorch's order.
 
-    Channels last there may be more `lanes` than channels, so that a kernel can load several numbers at once.
+    Channels-last images may have more `lanes` than channels, so that a kernel can load several values at once.
     """
 
     data: Tensor
@@ -48,7 +48,7 @@ class Image:
     lanes: int
 
     def sizes(self, letter: str) -> dict[str, int]:
-        """Return the distances of neighbours for a kernel, by the letter under which it knows the image."""
+        """Return the strides and the offset for a kernel, under names that begin with `letter`."""
         channels, height, width = self.shape
         if self.flat:
             found = (channels * height * width, width, 1, height * width, 0)
@@ -66,12 +66,12 @@ class Layer(ABC):
     before: Layer
 
     def __init__(self, program: Program, before: Layer | None) -> None:
-        self.program: Program = proxy(program)  # no cycle: memory is given back at once with the program
+        self.program: Program = proxy(program)  # no reference cycle: memory is freed immediately with the program
         if before is not None:
             self.before = before
 
     def _make(self, shape: tuple[int, int, int], after: Spatial | None) -> None:
-        """Get memory for images of a shape that the layer `after` will see."""
+        """Allocate the output, which the layer `after` reads, and its gradient."""
         border, lanes = 0, shape[0]
         if isinstance(after, Conv):
             border, lanes = after.padding, conv_lanes(self.program.mode, shape[0], merges(after))
@@ -83,17 +83,17 @@ class Layer(ABC):
         """Write the output."""
 
     def spread(self) -> None:  # noqa: B027
-        """Do what both ways back need."""
+        """Compute what both `backward` and `weights` need."""
 
     @abstractmethod
     def backward(self) -> None:
-        """Write the gradient of the layer before."""
+        """Write the gradient of the previous layer's output."""
 
     def weights(self) -> None:  # noqa: B027  (most layers have none)
-        """Write the gradients of the layer's own parameters."""
+        """Write the gradients of the layer's parameters."""
 
     def prepare(self) -> None:  # noqa: B027
-        """Do what needs the parameters only."""
+        """Compute what depends only on the parameters."""
 
 
 class GatherLayer(Layer):
@@ -129,7 +129,7 @@ class GatherLayer(Layer):
         )
 
     def backward(self) -> None:
-        """Nobody wants the gradient of samples."""
+        """Do nothing: the gradient of samples is not needed."""
 
 
 class MaxPoolLayer(Layer):

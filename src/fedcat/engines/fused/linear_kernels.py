@@ -1,4 +1,4 @@
-"""Triton kernels for linear layers, the loss and the step of SGD; what all kernels share is said in `image_kernels`."""
+"""Triton kernels for linear layers, the loss and the SGD step; `image_kernels` describes what all kernels share."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ from fedcat.engines.fused.products import mul
 def linear_forward(x, p, h, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.constexpr, B_AT: tl.constexpr,
                    B: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
                    MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Return one tile of relu(x W' + b)."""
+    """Write one tile of relu(x W' + b)."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -36,7 +36,7 @@ def linear_forward(x, p, h, step, count, order, ahead, P_ROW: tl.constexpr, W_AT
 def linear_input_gradient(dy, h, p, dx, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.constexpr,
                           B: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr,
                           MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Return one tile of dy W, where `dy` counts only where the layer's output `h` was not cut off."""
+    """Write one tile of dy W; with `RELU`, `dy` counts only where the layer's output `h` is positive."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -62,7 +62,7 @@ def linear_weight_gradient(x, dy, h, g, step, count, order, ahead, G_ROW: tl.con
                            B_AT: tl.constexpr, B: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
                            RELU: tl.constexpr, BIAS: tl.constexpr, MODE: tl.constexpr, BB: tl.constexpr,
                            BO: tl.constexpr, BI: tl.constexpr):  # fmt: skip
-    """Write one tile of a linear layer's gradient dy' x into the rows, and the bias's."""
+    """Write one tile of a linear layer's weight gradient dy' x, and the bias gradient, into the rows."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -116,10 +116,10 @@ def tail(x, pick, y, p, dx, h1, h2, e1, e2, e3, loss, step, count, order, ahead,
          B: tl.constexpr, LAYERS: tl.constexpr, BIAS: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
          D2: tl.constexpr, D3: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr, PB: tl.constexpr,
          MODE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Run the last one to three linear layers, the cross entropy and the way back, for one tile of samples.
+    """Run the last one to three linear layers, the cross entropy and the backward pass, for one tile of samples.
 
-    Writes hidden values h and the gradients e of the layers' outputs, from which weights' gradients follow, the
-    gradient `dx` of the input, and adds the tile's share of the mean loss to its own place.
+    Writes the hidden values h, the gradients e of the layers' outputs, from which the weight gradients follow, and the
+    gradient `dx` of the input. Adds the tile's share of the mean loss to the tile's entry.
     """
     r = tl.load(order + tl.program_id(1))
     t = tl.load(step) + ahead
@@ -173,7 +173,7 @@ def tail(x, pick, y, p, dx, h1, h2, e1, e2, e3, loss, step, count, order, ahead,
 
 @triton.jit
 def _softmax_gradient(z, label, here, real, loss, r, CLASSES: tl.constexpr, PC: tl.constexpr):
-    """Return the gradient of the mean cross entropy over the real samples; add its value to the tile's place."""
+    """Return the gradient of the mean cross entropy over the real samples; add the loss to the tile's entry."""
     n = tl.arange(0, PC)
     z = tl.where((n < CLASSES)[None, :], z, float("-inf"))
     z = z - tl.max(z, 1)[:, None]
@@ -189,7 +189,7 @@ def _softmax_gradient(z, label, here, real, loss, r, CLASSES: tl.constexpr, PC: 
 @triton.jit(do_not_specialize=["ahead"])
 def descend(p, v, g, lr, momentum, decay, step, count, order, ahead, SIZE: tl.constexpr, ROW: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Take a step of SGD with momentum and weight decay."""
+    """Take an SGD step with momentum and weight decay."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return

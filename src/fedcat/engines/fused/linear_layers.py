@@ -1,4 +1,4 @@
-"""Linear layers and the loss: their memory, and the launches of their kernels."""
+"""Linear layers and the loss: their memory and their kernel launches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fedcat.engines.fused.program import Program
 
 TAIL_WIDTH = 256
-"""Units of a hidden layer up to which it is computed in one piece with the loss."""
+"""Number of units up to which a hidden layer is computed in one kernel with the loss."""
 
 
 class LinearLayer(Layer):
-    """A linear layer that is too wide to be computed in one piece with the loss."""
+    """A linear layer that is not computed in one kernel with the loss."""
 
     def __init__(self, program: Program, spec: Linear, before: Layer) -> None:
         super().__init__(program, before)
@@ -64,7 +64,7 @@ class LinearLayer(Layer):
 
 
 class TailLayer:
-    """The last linear layers with the loss."""
+    """The last linear layers and the loss, in one kernel."""
 
     def __init__(self, program: Program, specs: tuple[Linear, ...], before: Layer) -> None:
         self.program: Program = proxy(program)
@@ -80,7 +80,7 @@ class TailLayer:
         filled = [*specs, *[specs[-1]] * (3 - len(specs))]
         hidden = [*self.hidden, self.errors[0], self.errors[0]]
         errors = [*self.errors, *[self.errors[-1]] * (3 - len(specs))]
-        widths = [spec.units for spec in filled]
+        sizes = [spec.units for spec in filled]
         at.launch(
             linear_kernels.tail,
             self.tiles,
@@ -102,8 +102,8 @@ class TailLayer:
             LAYERS=len(specs),
             BIAS=specs[0].bias is not None,
             D0=specs[0].width,
-            **{f"D{n}": units for n, units in enumerate(widths, 1)},
-            **{f"P{n}": power(units) for n, units in enumerate(widths, 1)},
+            **{f"D{n}": units for n, units in enumerate(sizes, 1)},
+            **{f"P{n}": power(units) for n, units in enumerate(sizes, 1)},
             PB=power(at.batch),
             MODE=at.mode,
             **self.tile,
@@ -137,7 +137,7 @@ def _weight_gradient(at: Program, spec: Linear, x: Tensor, dy: Tensor, h: Tensor
 
 
 def tail_length(layers: tuple[Linear, ...]) -> int:
-    """Return how many of the last layers are computed in one piece with the loss."""
+    """Return how many of the last layers are computed in one kernel with the loss."""
     length = 1
     same = [layer.bias is None for layer in layers]
     while length < min(3, len(layers)) and layers[-length - 1].units <= TAIL_WIDTH and same[-length - 1] == same[-1]:

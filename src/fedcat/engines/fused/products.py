@@ -1,4 +1,4 @@
-"""Products of matrices in a kernel, in the precision that is wanted."""
+"""Matrix products in a kernel, in a given precision."""
 
 import os
 
@@ -6,15 +6,15 @@ import triton
 import triton.language as tl
 
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
-"""Whether kernels are compiled. Triton's interpreter cannot multiply numbers of bfloat16."""
+"""Whether kernels are compiled. Triton's interpreter cannot multiply bfloat16 values."""
 
 
 @triton.jit
 def mul(a, b, acc, MODE: tl.constexpr, TURNED: tl.constexpr = False):
-    """Return acc + a @ b with the products in the wanted precision.
+    """Return acc + a @ b, computed in the given precision.
 
-    TF32 wants factors whose numbers lie side by side along the sum. Where they are `TURNED` three products of bfloat16
-    are faster: each factor is the sum of two such numbers, which keeps 16 bits of it; TF32 keeps 10.
+    TF32 favors factors that are contiguous along the summed dimension. If they are not (`TURNED`), three bfloat16
+    products are faster: each factor is the sum of two bfloat16 values, which keep 16 bits of it; TF32 keeps 10.
     """
     if MODE == "bf16":
         acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)

@@ -1,4 +1,4 @@
-"""One training step of a chain of layers, as launches of the fused kernels on buffers that stay where they are."""
+"""One training step of a chain of layers, as launches of the fused kernels on fixed buffers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedcat.engines.rows import Rows
 KINDS: dict[type[Spatial], Any] = {Conv: ConvLayer, MaxPool: MaxPoolLayer, Norm: NormLayer}
 MODES = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}
 NARROW = 2
-"""Rows up to which kernels that do not wait for each other run side by side."""
+"""Number of rows up to which independent kernels run concurrently."""
 
 
 class Program:
-    """Launches the kernels of a net for some rows.
+    """Launches the kernels of a net on the rows of a launch.
 
     Parameters
     ----------
@@ -59,11 +59,11 @@ class Program:
 
     @property
     def losses(self) -> Tensor:
-        """The sums of the steps' losses by tiles of samples, [R, tiles]; set them to zero before the first step."""
+        """The sums of the steps' losses per tile of samples, [R, tiles]; set them to zero before the first step."""
         return self.tail.loss
 
     def buffer(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return memory for every row."""
+        """Return zeroed memory for every row."""
         return torch.zeros(self.count, *shape, dtype=dtype or self.kept, device=self.rows.p.device)
 
     def image(
@@ -81,7 +81,7 @@ class Program:
         return Image(self.buffer(self.batch, size, dtype=dtype), shape, 0 if flat else border, flat, lanes)
 
     def gradients(self, ahead: int, width: int) -> None:
-        """Compute the gradients of one step, of the first `width` rows in order."""
+        """Compute the gradients of one step for the first `width` rows in `order`."""
         self.ahead, self.width = ahead, width
         with self._aside(0):
             for layer in self.layers:
@@ -110,9 +110,9 @@ class Program:
         )
 
     def launch(self, kernel: Any, blocks: int, *tensors: Tensor, **sizes: Any) -> None:
-        """Launch a kernel on the rows that are at work; what all kernels take is added.
+        """Launch a kernel on the first `width` rows; add the arguments that all kernels take.
 
-        Where a card has less shared memory than the tile asks for, fewer stages of a loop are in it at a time.
+        If a GPU has less shared memory than the tile needs, the loop gets fewer pipeline stages.
         """
         rows = self.rows
         state = {"step": rows.step, "count": rows.count, "order": rows.order, "ahead": self.ahead}
@@ -127,7 +127,7 @@ class Program:
 
     @contextmanager
     def _aside(self, number: int) -> Iterator[None]:
-        """Launch beside the others where few rows leave most of the GPU idle; wider launches hinder each other."""
+        """Launch on a side stream if few rows leave most of the GPU idle; wider launches slow each other down."""
         if self.rows.p.device.type != "cuda" or self.width > NARROW:
             yield
             return
@@ -146,7 +146,7 @@ class Program:
 
 
 def _affine(pool: Pool) -> tuple[Tensor, Tensor]:
-    """Return by what the stored numbers are multiplied, and what is added, by channel."""
+    """Return the scale and the shift that normalize the stored values, per channel."""
     channels = pool.shape[0]
     how = pool.normalize
     scale, mean, std = (1.0, (0.0,), (1.0,)) if how is None else (how.scale, how.mean, how.std)

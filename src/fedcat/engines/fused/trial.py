@@ -1,4 +1,4 @@
-"""Whether the fused kernels give what autograd gives, found by trying them once on the net and the machine."""
+"""Whether the fused kernels agree with autograd, tested once on the net and the machine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.task import Task
 
 LIMITS = {"fp32": 0.02, "tf32": 0.2, "bf16": 0.4}
-"""By how much each tensor's gradient may differ from autograd's in float32, relative to its norm, and the loss. Where
-two values of a pooling window are almost alike, either may win: even full precision shows more than rounding."""
+"""Largest difference of the loss and of each tensor's gradient from autograd's in float32, relative to its norm. If two
+values of a pooling window are almost equal, either may win, so even full precision differs by more than rounding."""
 LARGEST_BATCH = 1024
 
 _found: WeakKeyDictionary[Layout, WeakKeyDictionary[Pool, dict[tuple[int, str], Chain | str]]] = WeakKeyDictionary()
 
 
 def usable_chain(task: Task, batch: int, precision: str) -> Chain | None:
-    """Return the net as a chain of layers if the fused kernels can train it."""
+    """Return the net as a chain of layers, or None if the fused kernels cannot train it."""
     found = _known(task, batch, precision)
     return None if isinstance(found, str) else found
 
@@ -40,7 +40,7 @@ def why_not(task: Task, batch: int, precision: str) -> str:
 
 def _known(task: Task, batch: int, precision: str) -> Chain | str:
     if task.rule.own_loss:
-        return "the method has a loss of its own"
+        return "the method defines its own loss"
     known = _found.setdefault(task.layout, WeakKeyDictionary()).setdefault(task.pool, {})
     if (batch, precision) not in known:
         known[batch, precision] = _try(task.layout, task.pool, batch, precision)
@@ -49,7 +49,7 @@ def _known(task: Task, batch: int, precision: str) -> Chain | str:
 
 def _try(layout: Layout, pool: Pool, batch: int, precision: str) -> Chain | str:
     if layout.dtype != torch.float32:
-        return "its numbers are not float32"
+        return "its parameters are not float32"
     if batch > LARGEST_BATCH:
         return f"its batches are larger than {LARGEST_BATCH}"
     if importlib.util.find_spec("triton") is None:
@@ -61,18 +61,18 @@ def _try(layout: Layout, pool: Pool, batch: int, precision: str) -> Chain | str:
         distance = _distance(layout, pool, chain, batch, precision)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever the compiler or the card raises is the reason
+    except Exception as error:  # any error from the compiler or the GPU is the reason
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     else:
         if distance <= LIMITS[precision]:
             return chain
         reason = f"its gradients differ from autograd's by {distance:.2g}"
-    warnings.warn(f"the fused kernels cannot be used ({reason}): training goes on without them", stacklevel=2)
+    warnings.warn(f"the fused kernels cannot be used ({reason}): training continues without them", stacklevel=2)
     return reason
 
 
 def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: str) -> float:
-    """Return the largest relative difference between the kernels and autograd, of two rows on a batch."""
+    """Return the largest relative difference between the kernels and autograd, for two rows on one batch each."""
     from fedcat.engines.fused.program import Program
 
     generator = torch.Generator().manual_seed(0)

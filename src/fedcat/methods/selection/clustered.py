@@ -1,4 +1,4 @@
-"""Selection by clusters of clients whose models moved alike (Fraboni et al. 2021, algorithm 2)."""
+"""Selection from clusters of clients with similar updates (Fraboni et al. 2021, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from fedcat.core.rng import Purpose, random_stream
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Distribution = tuple[Ints, Ints]
-"""Clients, and how much of the whole each of them has: whole numbers that add up to the number of all samples."""
+"""Clients and their integer weights, which sum to the total number of samples."""
 
 SIMILARITIES = ("cosine", "L1", "L2")
 CHUNK = 2**25
-"""Numbers of float64 that are worked on at a time."""
+"""Float64 values processed at a time."""
 
 
 FINE = 500
-"""Rows up to which their distances are computed as differences; beyond it as products, which are faster."""
+"""Up to this many rows, distances are computed from differences; beyond, from matrix products, which are faster."""
 MOST = 20_000
-"""Clients beyond which clustering all of them in every round is refused."""
+"""The largest number of clients; clustering more in every round is refused."""
 
 
 class ClusteredSelector:
     """Draws one client from each of K distributions over clusters of similar clients.
 
-    Clients are compared by their last changes of the model; one that has never taken part has not changed it. The mean
-    of the K distributions is each client's share of the samples, exactly.
+    Clients are compared by their last updates of the model; a client that has not taken part has a zero update. The
+    mean of the K distributions is exactly each client's share of the samples.
 
     Parameters
     ----------
     seed : int
-        The simulation's seed.
+        The run's seed.
     samples : numpy.ndarray
-        How many samples each client holds.
+        The number of samples of each client.
     k : int
-        Clients in a round.
+        Clients per round.
     similarity : str
         One of `SIMILARITIES`.
     """
@@ -52,7 +52,7 @@ class ClusteredSelector:
             raise unknown_name("similarity", similarity, SIMILARITIES)
         if len(samples) > MOST:
             raise SettingError(
-                f"clients must be at most {MOST:,} to be clustered by similarity, whose time grows with their cube, "
+                f"clients must be at most {MOST:,} for clustering by similarity, whose time is cubic in clients, "
                 f"got {len(samples):,}"
             )
         self.seed, self.samples, self.k, self.similarity = seed, samples.astype(np.int64), k, similarity
@@ -61,48 +61,48 @@ class ClusteredSelector:
         self._sizes: Floats = np.zeros(0)
 
     def __len__(self) -> int:
-        """Return how many clients have taken part."""
+        """Return the number of clients that have taken part."""
         return len(self._changes)
 
     def learn(self, changes: Mapping[int, Tensor]) -> None:
-        """Note how clients have changed the parameters, [P] each; all distances to them are computed anew."""
+        """Store the clients' updates of the parameters, [P] each, and recompute all distances to them."""
         if not changes:
             return
         self._changes.update({client: change.clone() for client, change in changes.items()})
-        place = {client: position for position, client in enumerate(self._changes)}
-        where = [place[client] for client in changes]
+        index = {client: position for position, client in enumerate(self._changes)}
+        updated = [index[client] for client in changes]
         rows = torch.stack(list(changes.values()))
         found = distances(rows, list(self._changes.values()), self.similarity)
-        found[np.arange(len(where)), where] = 0.0
-        found[:, where] = np.maximum(found[:, where], found[:, where].T)
-        fresh = len(place) - len(self._sizes)
+        found[np.arange(len(updated)), updated] = 0.0
+        found[:, updated] = np.maximum(found[:, updated], found[:, updated].T)
+        fresh = len(index) - len(self._sizes)
         if fresh:
             self._distances, self._sizes = np.pad(self._distances, (0, fresh)), np.pad(self._sizes, (0, fresh))
-        self._distances[where, :], self._distances[:, where] = found, found.T
-        self._sizes[where] = distances(rows, [torch.zeros_like(rows[0])], self.similarity)[:, 0]
+        self._distances[updated, :], self._distances[:, updated] = found, found.T
+        self._sizes[updated] = distances(rows, [torch.zeros_like(rows[0])], self.similarity)[:, 0]
 
     def matrix(self) -> Floats:
         """Return the distances between all clients, [N, N]."""
-        place = self._places()
-        return self._bordered()[np.ix_(place, place)]
+        position = self._positions()
+        return self._bordered()[np.ix_(position, position)]
 
-    def _places(self) -> Ints:
-        """Return where each client stands among those that took part; the others are one after the last."""
-        place = np.full(len(self.samples), len(self._changes))
-        place[list(self._changes)] = np.arange(len(self._changes))
-        return place
+    def _positions(self) -> Ints:
+        """Return each client's position among those that took part; all others share the position after the last."""
+        position = np.full(len(self.samples), len(self._changes))
+        position[list(self._changes)] = np.arange(len(self._changes))
+        return position
 
     def _bordered(self) -> Floats:
-        """Return the distances between the clients that took part, with one that has not as the last."""
+        """Return the distances between the clients that took part and, last, one that has not."""
         border = np.zeros((len(self._sizes) + 1,) * 2)
         border[:-1, :-1] = self._distances
         border[:-1, -1] = border[-1, :-1] = self._sizes
         return border
 
     def tree(self) -> Ints:
-        """Return Ward's linkage over the rows of the distance matrix: which two nodes each merger joins, [N - 1, 2].
+        """Return Ward's linkage over the rows of the distance matrix: the two nodes that each merge joins, [N - 1, 2].
 
-        Clients that have not taken part have equal rows and are equal columns, which are added up.
+        Clients that have not taken part have equal rows and columns; the columns are merged into one weighted column.
         """
         from scipy.cluster.hierarchy import linkage
 
@@ -111,10 +111,10 @@ class ClusteredSelector:
             return np.zeros((0, 2), np.int64)
         weights = np.append(np.ones(len(self._changes)), np.sqrt(count - len(self._changes)))
         rows = torch.from_numpy(self._bordered() * weights)
-        way = "use_mm" if len(rows) > FINE else "donot_use_mm"
-        apart = torch.cdist(rows, rows, compute_mode=f"{way}_for_euclid_dist").numpy()
-        place = self._places()
-        condensed = np.concatenate([apart[place[i], place[i + 1 :]] for i in range(count - 1)])
+        mode = "use_mm" if len(rows) > FINE else "donot_use_mm"
+        apart = torch.cdist(rows, rows, compute_mode=f"{mode}_for_euclid_dist").numpy()
+        position = self._positions()
+        condensed = np.concatenate([apart[position[i], position[i + 1 :]] for i in range(count - 1)])
         merged: Ints = linkage(condensed, "ward")[:, :2].astype(np.int64)
         return merged
 
@@ -123,7 +123,7 @@ class ClusteredSelector:
         return fill(self.samples, self.k, self.tree(), random_stream(self.seed, Purpose.GROUP, round))
 
     def select(self, round: int) -> Ints:
-        """Return one client from each distribution; one may be drawn twice."""
+        """Draw one client from each distribution; a client may be drawn more than once."""
         rng = random_stream(self.seed, Purpose.SELECT, round)
         picks = rng.integers(self.samples.sum(), size=self.k)
         chosen = [
@@ -133,7 +133,7 @@ class ClusteredSelector:
         return np.array(chosen, np.int64)
 
     def state(self) -> dict[str, Any]:
-        """Return the changes of the clients that took part, and their distances."""
+        """Return the updates of the clients that took part, and their distances."""
         return {
             "clients": list(self._changes),
             "changes": list(self._changes.values()),
@@ -142,7 +142,7 @@ class ClusteredSelector:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore from `state`."""
         self._changes = dict(zip(state["clients"], state["changes"], strict=True))
         self._distances, self._sizes = np.array(state["distances"]), np.array(state["sizes"])
 
@@ -150,7 +150,7 @@ class ClusteredSelector:
 def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:
     """Return the distances [R, len(others)] between rows [R, P] and other rows, in float64.
 
-    The cosine's is the angle, which counts as 0 where one of the two rows is zero.
+    For ``cosine`` the distance is the angle, which is 0 if either row is zero.
     """
     rows = rows.double()
     parts = []
@@ -170,7 +170,7 @@ def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:
 
 
 def cut(tree: Ints, weights: Ints, most: int) -> list[Ints]:
-    """Return the largest subtrees that weigh at most `most`, as arrays of clients."""
+    """Return the largest subtrees with total weight at most `most`, as arrays of clients."""
     count = len(weights)
     total = np.concatenate([weights, np.zeros(len(tree), np.int64)])
     for node, (left, right) in enumerate(tree, start=count):
@@ -196,9 +196,9 @@ def cut(tree: Ints, weights: Ints, most: int) -> list[Ints]:
 def fill(samples: Ints, k: int, tree: Ints, rng: np.random.Generator) -> list[Distribution]:
     """Return K distributions whose mean is each client's share of the samples.
 
-    All amounts are whole numbers: client i has k * samples[i] to give away, each distribution takes samples.sum(). A
-    client that has enough for whole distributions fills those alone. The heaviest clusters then begin one distribution
-    each; the clients of the others fill them up, and may be split over several.
+    All amounts are integers: client i has k * samples[i] to distribute, and each distribution takes samples.sum(). A
+    client with enough for one or more whole distributions fills those alone. Each of the heaviest clusters then starts
+    a distribution; the clients of the other clusters fill them up, and may be split over several.
     """
     total = int(samples.sum())
     alone, rest = np.divmod(k * samples, total)

@@ -1,4 +1,4 @@
-"""The published datasets: names, checksums and addresses of their files, and how they are put together."""
+"""The published datasets: names, checksums and URLs of their files, and how to decode them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _md5(digest: str, size: int) -> Checksum:
     return Checksum("md5", digest, size)
 
 
-# MNIST: the checksums of the packed files are the published ones; those of the unpacked files were taken from them,
-# so that files that were packed anew are known as well.
+# MNIST: the checksums of the .gz files are the published ones. Those of the decompressed files were computed from them,
+# so that files compressed again by someone else are accepted too.
 
 _IDX = {
     "train-images-idx3-ubyte": _md5("6bbc9ace898e44ae57da46a324031adb", 47_040_016),
@@ -56,14 +56,14 @@ def _mnist(files: Named) -> DecodedData:
 
 MNIST = Source(
     name="mnist",
-    forms=[NamedFiles(("mnist", "MNIST/raw", "MNIST", "raw", ""), _IDX, _mnist)],
+    layouts=[NamedFiles(("mnist", "MNIST/raw", "MNIST", "raw", ""), _IDX, _mnist)],
     folder="mnist",
     remotes=[Remote(name, [m + name for m in _MNIST_MIRRORS], checksum) for name, checksum in _IDX_PACKED.items()],
-    by_hand=f"{', '.join(_IDX)} (packed as .gz or not)",
+    by_hand=f"{', '.join(_IDX)} (with or without .gz)",
 )
 
 
-# CIFAR: the binary version is preferred; the Python version, which torchvision downloads, is read without unpickling.
+# CIFAR: the binary format is preferred; the Python format, which torchvision downloads, is read without unpickling.
 
 
 def _cifar(
@@ -106,7 +106,7 @@ def _cifar_source(
     pickled: Mapping[str, Checksum],
     archive: Checksum,
 ) -> Source:
-    """Make a source of the archive `packed`, its `folder` when it is unpacked, or torchvision's folder `python`."""
+    """Make a source for the archive `packed`, its unpacked `folder`, or torchvision's directory `python`."""
 
     def from_binary(files: Named) -> DecodedData:
         with_suffix = {part: [f"{stem}.bin" for stem in stems] for part, stems in parts.items()}
@@ -117,14 +117,14 @@ def _cifar_source(
 
     return Source(
         name=name,
-        forms=[
+        layouts=[
             NamedFiles((folder, f"{name}/{folder}", name, ""), binary, from_binary),
             TarArchive((name, "", folder), packed, archive, _cifar_archive(folder, binary, from_binary)),
             NamedFiles((python, f"{name}/{python}"), pickled, from_python),
         ],
         folder=name,
         remotes=[Remote(packed, [f"https://www.cs.toronto.edu/~kriz/{packed}"], archive)],
-        by_hand=f"{packed} (the binary version; unpacked is right as well)",
+        by_hand=f"{packed} (the binary version, packed or unpacked)",
     )
 
 
@@ -175,21 +175,21 @@ CIFAR100 = _cifar_source(
 )
 
 
-# FEMNIST: what LEAF's scripts make has no published checksum; TensorFlow Federated's archive has one.
+# FEMNIST: the output of LEAF's scripts has no published checksum; TensorFlow Federated's archive has one.
 
 _H5 = ("fed_emnist_train.h5", "fed_emnist_test.h5")
 _TFF = "fed_emnist.tar.bz2"
 
 
-def _written(train: Iterable[Writer], test: Iterable[Writer]) -> DecodedData:
-    """Put the writers' samples together, writer after writer in the order of their names."""
+def _concatenate(train: Iterable[Writer], test: Iterable[Writer]) -> DecodedData:
+    """Concatenate the writers' samples, sorted by writer name."""
     parts = {"train": _by_name("training", train), "test": _by_name("test", test)}
     names = sorted({name for part in parts.values() for name in part})
     arrays: dict[str, np.ndarray] = {}
     for part, writers in parts.items():
         found = [writer for name in names if (writer := writers.get(name))]
         if not found:
-            raise DataError(f"FEMNIST must have writers in its {part} part, got none")
+            raise DataError(f"FEMNIST must have writers in its {part} set, got none")
         arrays[f"{part}_x"] = np.concatenate([writer.x for writer in found])
         arrays[f"{part}_y"] = np.concatenate([writer.y for writer in found])
         sizes = [len(writers[name].y) if name in writers else 0 for name in names]
@@ -201,7 +201,7 @@ def _by_name(part: str, writers: Iterable[Writer]) -> dict[str, Writer]:
     found: dict[str, Writer] = {}
     for writer in writers:
         if writer.name in found:
-            raise DataError(f"the {part} files of FEMNIST must have each writer once, got {writer.name} twice")
+            raise DataError(f"the {part} files of FEMNIST must hold each writer once, got {writer.name} twice")
         found[writer.name] = writer
     return found
 
@@ -212,12 +212,12 @@ def _from_leaf(files: Mapping[str, Path]) -> DecodedData:
             if label.startswith(name):
                 yield from read_leaf(path.read_bytes(), str(path))
 
-    return _written(part("train"), part("test"))
+    return _concatenate(part("train"), part("test"))
 
 
 def _from_h5(files: Mapping[str, Path]) -> DecodedData:
     train, test = (files[name] for name in _H5)
-    return _written(read_tff(train), read_tff(test))
+    return _concatenate(read_tff(train), read_tff(test))
 
 
 def _from_tff_archive(archive: tarfile.TarFile, path: str) -> DecodedData:
@@ -236,14 +236,14 @@ def _from_tff_archive(archive: tarfile.TarFile, path: str) -> DecodedData:
 
 def _need_h5py() -> None:
     if importlib.util.find_spec("h5py") is None:
-        raise DataError("reading it needs h5py: pip install 'fedcat[hub]'")
+        raise DataError("reading the file requires h5py: pip install 'fedcat[hub]'")
 
 
 _TFF_CHECKSUM = Checksum("sha256", "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0")
 
 FEMNIST = Source(
     name="femnist",
-    forms=[
+    layouts=[
         GlobFiles(
             ("femnist", "femnist/data", "leaf/data/femnist/data", "data/femnist/data", "data", ""),
             ("train/*.json", "test/*.json"),

@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+from torch import nn
+
+import fedcat
+from fedcat.config.resolve import RENAMED, SettingsFile, as_layer, option_settings, resolve
+from fedcat.core.errors import SettingError
+from fedcat.core.options import Typed
+
+
+def settings_of(given, file=None):
+    return resolve(given, SettingsFile("a.toml", as_layer(file or {}))).settings
+
+
+def test_layers_lie_over_each_other():
+    """General defaults, the dataset's, the file's, what is given; a preset directly below the layer that names it."""
+    data = fedcat.Dataset.from_arrays(np.zeros((40, 2)), np.arange(40) % 2, defaults={"clients": 4, "lr": 0.3})
+    given = {"dataset": data, "net": nn.Linear(2, 2), "partition": "iid", "min_samples": 1}
+    found = settings_of({**given, "rounds": 7}, {"rounds": 9, "momentum": 0.1})
+    assert (found.epochs, found.clients, found.lr, found.momentum, found.rounds) == (5, 4, 0.3, 0.1, 7)
+    assert settings_of(given, {"lr": 0.2}).lr == 0.2
+
+
+def test_options_of_partitions_and_server_optimizers_are_settings_too():
+    names = option_settings()
+    assert {name: place[:2] for name, place in names.items()} == {
+        "alpha": ("partition_options", "alpha"),
+        "shards": ("partition_options", "shards"),
+        "server_lr": ("server_options", "lr"),
+        "server_momentum": ("server_options", "momentum"),
+        "server_beta2": ("server_options", "beta2"),
+        "server_tau": ("server_options", "tau"),
+    }
+    given = {"alpha": 0.3, "server_optimizer": "momentum", "server_lr": 0.9}
+    for way in (
+        given,
+        {"partition_options": {"alpha": 0.3}, "server_optimizer": "momentum", "server_options": {"lr": 0.9}},
+    ):
+        found = settings_of({"method": "fedavg", **way})
+        assert (found.partition_options, found.server_options) == ({"alpha": 0.3}, {"lr": 0.9})
+
+
+def test_options_are_completed_and_typed():
+    found = settings_of({"partition": "shards", "method": "fedprox", "method_options": {"mu": Typed("2")}})
+    assert found.partition_options == {"shards": 2}
+    assert found.options == {"fedprox": {"mu": 2.0, "weighting": "samples"}}
+    assert isinstance(found.options["fedprox"]["mu"], float)
+    assert settings_of({"alpha": Typed("0.25"), "clients": Typed("20")}).partition_options == {"alpha": 0.25}
+
+
+def test_options_that_the_partition_does_not_take():
+    assert resolve({"partition": "iid", "alpha": 0.1}).notes == ("alpha has no effect in the partition 'iid'",)
+    assert resolve({"shards": 3}).notes == ("shards has no effect in the partition 'dirichlet'",)
+    found = resolve({"partition": "iid"}, SettingsFile("a.toml", as_layer({"alpha": 0.1})))
+    assert (found.settings.partition_options, found.notes) == ({}, ())
+    with pytest.raises(SettingError, match="unknown option of dirichlet 'alhpa': did you mean 'alpha'"):
+        resolve({"partition_options": {"alhpa": 0.1}})
+
+
+def test_objects_stand_in_the_settings_by_their_names():
+    def halves(labels, clients, rng, *, share: float = 0.5):
+        return (rng.random(len(labels)) < share) * (clients - 1)
+
+    found = resolve({"partition": halves, "partition_options": {"share": 0.25}, "clients": 2, "method": fedcat.FedAvg})
+    assert (found.settings.partition, found.settings.method) == ("<halves>", "fedcat.methods.fedavg:FedAvg")
+    assert (found.parts["partition"], found.parts["method"]) == (halves, fedcat.FedAvg)
+    assert found.settings.partition_options == {"share": 0.25}
+    sizes = fedcat.run(partition=halves, clients=2, rounds=1, epochs=1, fraction=1.0, min_samples=9).federation.sizes
+    assert len(sizes) == 2
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_former_names_are_refused_with_the_new_ones(old, tmp_path):
+    message = f"setting '{old}' is now called '{RENAMED[old]}'"
+    with pytest.raises(SettingError, match=message):
+        fedcat.run(**{old: 3})
+    (tmp_path / "old.toml").write_text(f"{old} = 3\n")
+    with pytest.raises(SettingError, match=rf"settings file '.*old.toml': {message}"):
+        fedcat.run(settings=tmp_path / "old.toml")
+
+
+def test_a_preset_lies_below_the_layer_that_names_it():
+    file = {"dataset": "femnist", "momentum": 0.1, "per_round": 3, "options": {"fedcat": {"epsilon": 1.0}}}
+    data = fedcat.load_dataset("digits")
+
+    def load(factory, name, arguments):
+        return fedcat.Dataset(
+            "femnist", data.train, data.test, 10, {"clients": 5, "min_samples": 1, "partition": "iid"}
+        )
+
+    def found(given, stored):
+        made = resolve({**given, "partition": "iid", "clients": 5}, SettingsFile("f", as_layer(stored)), load)
+        return made.settings.momentum, made.settings.k, made.settings.options["fedcat"]["epsilon"], made.notes
+
+    assert found({}, file)[:3] == (0.1, 3, 1.0)
+    assert found({}, {**file, "preset": "lab"})[:3] == (0.1, 3, 1.0)
+    assert found({"preset": "paper"}, file) == (
+        0.9,
+        1,
+        0.5,
+        ("preset 'paper' replaces what f says of: momentum 0.1, options.fedcat.epsilon 1.0",),
+    )
+    assert found({"preset": "paper", "momentum": 0.2}, file)[0] == 0.2
+
+
+def test_a_federation_cannot_be_divided_again():
+    data = fedcat.load_dataset("digits")
+    made = data.divide(10, "iid")
+    for given in ({"alpha": 0.1}, {"partition": "iid"}, {"min_samples": 3}, {"data_seed": 1}):
+        with pytest.raises(
+            SettingError, match=f"{next(iter(given))} cannot be set: the federation 'digits' is already"
+        ):
+            resolve({"dataset": made, "net": "digits-cnn", **given})
+    assert resolve({"dataset": made, "net": "digits-cnn"}).settings.partition == "given"
+
+
+def test_names_that_nobody_knows():
+    with pytest.raises(SettingError, match="unknown setting 'alhpa': did you mean 'alpha'"):
+        resolve({"alhpa": 1})
+    with pytest.raises(SettingError, match="unknown setting 'server_lt': did you mean 'server_lr'"):
+        resolve({"server_lt": 1})
+    with pytest.raises(SettingError, match="unknown option of fedcat 'mu'"):
+        resolve({"method_options": {"mu": 1}})
