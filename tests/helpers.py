@@ -45,7 +45,7 @@ def digits_net(seed: int = 0) -> nn.Module:
 
 
 def layout_of(net: nn.Module, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Layout:
-    """Make a layout of a net on a client."""
+    """Make a layout of a net on a device."""
     return Layout(net.to(device=device, dtype=dtype))
 
 

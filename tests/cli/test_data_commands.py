@@ -242,21 +242,21 @@ def test_what_a_preset_replaces_in_a_file_is_said(fedcat_command, mnist):
     Path("f.toml").write_text('dataset = "mnist"\nlr = 0.5\nrounds = 1\n')
     code, out, err = fedcat_command("run", "f.toml", "--preset", "lab", "--data-dir", str(mnist), *SHORT)
     assert code == 0
-    assert "note: preset 'lab' replaces what f.toml says of: lr 0.5\n" in err
+    assert "note: preset 'lab' overrides these settings of f.toml: lr 0.5\n" in err
     text = "[dataset_options]\nmean = [0.0]\n[options.fedcat]\nepsilon = 0.9\n[options.fedavg]\n"
     Path("g.toml").write_text('dataset = "mnist"\nseed = 3\n' + text)
     _, _, err = fedcat_command("run", "g.toml", "--preset", "lab", "--data-dir", str(mnist), *SHORT, "--out", "g")
-    assert "replaces what g.toml says of: dataset_options.mean [0.0], options.fedcat.epsilon 0.9\n" in err
+    assert "overrides these settings of g.toml: dataset_options.mean [0.0], options.fedcat.epsilon 0.9\n" in err
     assert "seed = 3" in Path("g/settings.toml").read_text()
     words = ["run", "g/settings.toml", "--preset", "paper", *SHORT, "--out", "h"]
-    assert "says of: net lab-mnist, momentum 0.5\n" in fedcat_command(*words)[2]
+    assert "g/settings.toml: net lab-mnist, momentum 0.5\n" in fedcat_command(*words)[2]
     assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 client per round; epochs 1" in out
 
 
 def test_what_has_no_effect_is_noted(fedcat_command):
     code, _, err = fedcat_command("run", "--partition", "iid", "--alpha", "0.1", *SHORT)
     assert code == 0
-    assert "note: alpha has no effect in the partition 'iid'" in err
+    assert "note: alpha has no effect with the partition 'iid'" in err
     assert "no effect" not in fedcat_command("run", "--partition", "shards", "--shards", "3", *SHORT)[2]
 
 

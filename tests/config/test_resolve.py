@@ -49,12 +49,32 @@ def test_options_are_completed_and_typed():
 
 
 def test_options_that_the_partition_does_not_take():
-    assert resolve({"partition": "iid", "alpha": 0.1}).notes == ("alpha has no effect in the partition 'iid'",)
-    assert resolve({"shards": 3}).notes == ("shards has no effect in the partition 'dirichlet'",)
+    assert resolve({"partition": "iid", "alpha": 0.1}).notes == ("alpha has no effect with the partition 'iid'",)
+    assert resolve({"shards": 3}).notes == ("shards has no effect with the partition 'dirichlet'",)
     found = resolve({"partition": "iid"}, SettingsFile("a.toml", as_layer({"alpha": 0.1})))
     assert (found.settings.partition_options, found.notes) == ({}, ())
     with pytest.raises(SettingError, match="unknown option of dirichlet 'alhpa': did you mean 'alpha'"):
         resolve({"partition_options": {"alhpa": 0.1}})
+
+
+def test_options_of_ones_own_partition_are_settings_too():
+    def by_size(labels, clients, rng, *, ratio: float = 3.0):
+        return rng.integers(clients, size=len(labels))
+
+    assert settings_of({"partition": by_size, "ratio": 2}).partition_options == {"ratio": 2.0}
+    with pytest.raises(SettingError, match="unknown setting 'ratio'"):
+        resolve({"ratio": 2})
+
+    def seeded(labels, clients, rng, *, seed: int = 0):
+        return rng.integers(clients, size=len(labels))
+
+    with pytest.raises(SettingError, match="partition '<seeded>' must not have an option called 'seed'"):
+        resolve({"partition": seeded})
+
+
+def test_fraction_beside_per_round_is_noted():
+    assert resolve({"fraction": 0.5, "per_round": 3}).notes == ("fraction has no effect if per_round is set",)
+    assert resolve({"per_round": 3}, SettingsFile("f", {"fraction": 0.5})).notes == ()
 
 
 def test_objects_stand_in_the_settings_by_their_names():
@@ -98,7 +118,7 @@ def test_a_preset_lies_below_the_layer_that_names_it():
         0.9,
         1,
         0.5,
-        ("preset 'paper' replaces what f says of: momentum 0.1, options.fedcat.epsilon 1.0",),
+        ("preset 'paper' overrides these settings of f: momentum 0.1, options.fedcat.epsilon 1.0",),
     )
     assert found({"preset": "paper", "momentum": 0.2}, file)[0] == 0.2
 

@@ -4,6 +4,7 @@ from fedcat.config.resolve import SettingsFile, as_layer
 from fedcat.config.sweep import variants
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed
+from fedcat.methods.server_optimizer import ServerOptimizer
 
 
 def labels(methods, sweep=None, file=None, **given):
@@ -42,6 +43,34 @@ def test_options_of_datasets_go_to_the_datasets_that_have_them():
     ]
 
 
+def test_options_of_parts_of_ones_own_can_be_swept():
+    def by_size(labels, clients, rng, *, ratio: float = 3.0):
+        return rng.integers(clients, size=len(labels))
+
+    class Slow(ServerOptimizer):
+        def __init__(self, pace: float = 1.0):
+            self.pace = pace
+
+        def step(self, row, mean):
+            return mean
+
+    found, _, _ = variants(
+        ["fedavg", "cyclic"], {"ratio": [1.0, 2.0]}, {"partition": by_size, "server_optimizer": Slow}, SettingsFile()
+    )
+    assert [label for label, _ in found] == [f"{m} ratio={r}" for m in ("fedavg", "cyclic") for r in (1.0, 2.0)]
+    assert [layer["partition_options"] for _, layer in found] == [{"ratio": 1.0}, {"ratio": 2.0}] * 2
+    assert labels(["fedavg", "cyclic"], {"server_pace": [1.0, 2.0]}, server_optimizer=Slow) == [
+        "fedavg server_pace=1.0",
+        "fedavg server_pace=2.0",
+        "cyclic",
+    ]
+    assert labels(["fedavg"], {"partition": ["iid", by_size], "ratio": [1.0, 2.0]}) == [
+        "fedavg partition=iid",
+        "fedavg partition=by_size ratio=1.0",
+        "fedavg partition=by_size ratio=2.0",
+    ]
+
+
 def test_the_servers_settings_of_a_file_reach_the_methods_that_take_them():
     file = {"method": "fedavg", "server_optimizer": "momentum", "server_lr": 0.5, "rounds": 3}
     found, below, notes = variants(["fedcat", "cyclic"], {}, {}, SettingsFile("f", as_layer(file)))
@@ -59,6 +88,8 @@ def test_the_servers_settings_of_a_file_reach_the_methods_that_take_them():
         ({"method_options": {"epsilon": 1}}, {"epsilon": [1]}, "epsilon must be set or swept, got both"),
         ({"per_round": 3}, {"fraction": [0.5]}, "per_round must not be set if fraction is swept"),
         ({}, {"options": [{}]}, "unknown sweep 'options'"),
+        ({}, {"devices": [1]}, "setting 'devices' is now called 'clients'"),
+        ({}, {"method": ["fedavg"]}, "method cannot be swept: list the methods"),
         ({}, {"epsilom": [1]}, "unknown sweep 'epsilom': did you mean 'epsilon'"),
     ],
 )

@@ -178,10 +178,11 @@ def test_a_file_leaves_its_server_settings_behind_for_another_method_or_optimize
         found = resolve(given, SettingsFile.read(file))
         return found.settings.server_optimizer, found.settings.server_options, found.notes
 
+    ignored = f"ignored from {file}, which sets them for another method or optimizer"
     assert resolved() == ("momentum", {"lr": 0.5}, ())
     assert resolved(server_lr=0.25)[:2] == ("momentum", {"lr": 0.25})
-    assert resolved(method="cyclic") == ("", {}, (f"left behind in {file}: server_optimizer, server_options.lr",))
-    assert resolved(server_optimizer="adam") == ("adam", {}, (f"left behind in {file}: server_options.lr",))
+    assert resolved(method="cyclic") == ("", {}, (f"{ignored}: server_optimizer, server_lr",))
+    assert resolved(server_optimizer="adam") == ("adam", {}, (f"{ignored}: server_lr",))
 
 
 def test_a_method_that_a_function_makes_has_its_own_step():

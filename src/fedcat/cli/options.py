@@ -31,7 +31,8 @@ def _table_option(flags: tuple[str, str], help: str) -> Any:
 
 MethodOptions = _table_option(("--option", "-o"), "option of the method, such as epsilon=0.5")
 DatasetOptions = _table_option(("--dataset-option", "-d"), "option of the dataset, such as labels=fine")
-PartitionOptions = _table_option(("--partition-option", "-p"), "option of a partition of your own")
+PartitionOptions = _table_option(("--partition-option", "-p"), "option of the partition; built-in ones are also flags")
+ServerOptions = _table_option(("--server-option", "-s"), "option of the server optimizer; built-in ones are also flags")
 
 
 def with_settings(
@@ -67,7 +68,8 @@ def _parameter(name: str) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
     if name in option_settings():
         table, option, _ = option_settings()[name]
-        help, panel, metavar = _option_help(table, option), PARTS[table][1], "NUMBER"
+        help, panel = _option_help(table, option), PARTS[table][1]
+        metavar = "NAME" if option_settings()[name][2] is str else "NUMBER"
     else:
         found = Settings.__dataclass_fields__[name]
         help, panel = found.metadata["help"], found.metadata["panel"]

@@ -44,6 +44,9 @@ REGISTRIES: dict[str, Registry[Any]] = {
 RENAMED = {"devices": "clients", "per_device": "per_client", "server": "server_optimizer"}
 """Former names of settings."""
 
+RESERVED_PARTITION = {"clients", "partition", "seed", "min_samples", "tries"}
+"""Names that an option of a partition cannot have."""
+
 PLAIN = (str, int, float, list, dict, type(None))
 """Types of what a settings file can hold; anything else is an object."""
 
@@ -118,14 +121,19 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
     settings = Settings.checked({**complete, **_complete_tables(complete, parts)})
     unused = [option for option in upper.get("partition_options", {}) if option not in settings.partition_options]
-    notes += [f"{option} has no effect in the partition {settings.partition!r}" for option in unused]
+    notes += [f"{option} has no effect with the partition {settings.partition!r}" for option in unused]
+    if "fraction" in upper and upper.get("per_round") is not None:
+        notes.append("fraction has no effect if per_round is set")
     return Resolved(settings, parts, data, tuple(notes))
 
 
-def as_layer(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as a layer: names are known, values plain, and options in their tables."""
+def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return settings as a layer: names are known, values plain, and options in their tables.
+
+    Options of the partition and of the server optimizer that are named in `parts`, or else in `values`, are known.
+    """
     known = {entry.name for entry in fields(Settings)}
-    nested = option_settings()
+    nested = option_settings(values if parts is None else parts)
     layer: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
     for name, value in plain_values(values).items():
@@ -134,22 +142,36 @@ def as_layer(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name in nested:
             table, option, kind = nested[name]
             tables.setdefault(table, {})[option] = value.read(kind) if isinstance(value, Typed) else value
-        elif name in RENAMED:
-            raise SettingError(f"setting {name!r} is now called {RENAMED[name]!r}")
         else:
-            raise unknown_name("setting", name, known | nested.keys())
+            check_renamed(name)
+            raise unknown_name("setting", name, known | nested.keys() | {"method_options"})
     return overlay(layer, tables)
 
 
-def option_settings() -> dict[str, tuple[str, str, type]]:
-    """Return the options that are settings as well, with their table, name there and type: ``alpha``, ``server_lr``."""
+def check_renamed(name: str) -> None:
+    """Raise an error if a setting has another name now."""
+    if name in RENAMED:
+        raise SettingError(f"setting {name!r} is now called {RENAMED[name]!r}")
+
+
+def option_settings(parts: Mapping[str, Any] | None = None) -> dict[str, tuple[str, str, type]]:
+    """Return the options that are settings as well, with their table, name there and type: ``alpha``, ``server_lr``.
+
+    They are those of the registered partitions and server optimizers, and of the ones that are named in `parts`.
+    """
     found = {}
-    for table, prefix, registry in (
-        ("partition_options", "", PARTITIONS),
-        ("server_options", "server_", SERVER_OPTIMIZERS),
+    for setting, table, prefix in (
+        ("partition", "partition_options", ""),
+        ("server_optimizer", "server_options", "server_"),
     ):
-        for part, _ in registry:
-            for option, default in options(registry.get(part)).items():
+        registry, chosen = REGISTRIES[setting], (parts or {}).get(setting)
+        factories = [registry.get(name) for name, _ in registry]
+        if chosen is not None and not isinstance(chosen, PLAIN):
+            factories.append(chosen)
+        elif isinstance(chosen, str) and ":" in chosen:
+            factories.append(registry.get(chosen))
+        for factory in factories:
+            for option, default in options(factory).items():
                 found[f"{prefix}{option}"] = (table, option, type(default))
     return {name: place for name, place in found.items() if name not in Settings.__dataclass_fields__}
 
@@ -161,13 +183,14 @@ def _layered(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, An
     notes = []
     gone = {name: file.layer[name] for name in sorted(displaced(file.layer, above)) if name.startswith("server")}
     if any(gone.values()):
-        notes.append(f"left behind in {file.name}: {', '.join(flat(gone))}")
+        names = [name.replace("options.", "") for name in flat(gone)]
+        notes.append(f"ignored from {file.name}, which sets them for another method or optimizer: {', '.join(names)}")
     if upper.get("preset"):
         ours, theirs = flat(above), flat(file.layer)
         changed = [n for n in theirs if n in ours and ours[n] != theirs[n] and n not in {*flat(upper), "preset"}]
         if changed:
             listed = ", ".join(f"{name} {theirs[name]}" for name in changed)
-            notes.append(f"preset {upper['preset']!r} replaces what {file.name} says of: {listed}")
+            notes.append(f"preset {upper['preset']!r} overrides these settings of {file.name}: {listed}")
     return overlay(below, above), notes
 
 
@@ -194,7 +217,8 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     short = label_of(factory)
     for name in tables:
         if name not in METHODS and ":" not in name and name[:1] != "<" and name not in (method, short):
-            raise unknown_name("method in options", name, [*(known for known, _ in METHODS), method])
+            known = [*(known for known, _ in METHODS), method]
+            raise unknown_name("method in options", name, known)
     own = tables.get(method, tables.get(short, {}))
     if not isinstance(own, Mapping):
         raise SettingError(f"options of method {method!r} must be a table, got {own!r}")
@@ -277,6 +301,8 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any]) -> d
 def _partition_options(name: str, partition: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a partition; those that only other partitions take are left out."""
     taken = options(partition)
+    for option in RESERVED_PARTITION & taken.keys():
+        raise SettingError(f"partition {name!r} must not have an option called {option!r}, which is a setting")
     others = {option for part, _ in PARTITIONS for option in options(PARTITIONS.get(part))} - taken.keys()
     kept = {option: value for option, value in given.items() if option not in others}
     return {**storable_options(partition), **check_options("partition", name, partition, kept, prefix="")}

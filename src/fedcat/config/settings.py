@@ -39,7 +39,7 @@ def _setting(
 class Settings:
     """Everything that a user can set about a run. `fedcat.config.resolve` makes complete, checked ones."""
 
-    preset: str = _setting("", METHOD, "named settings that lie below those given: lab or paper, see `fedcat presets`")
+    preset: str = _setting("", METHOD, "settings to start from: lab or paper, see `fedcat presets`")
     method: str = _setting("fedcat", METHOD, "the method, see `fedcat methods`, or module:Class")
     dataset: str = _setting("digits", DATA, "the dataset, see `fedcat data list`, or module:function")
     data_dir: str = _setting("", DATA, "directory to search for the files first, before FEDCAT_DATA and the user cache")
@@ -47,13 +47,13 @@ class Settings:
     partition: str = _setting(
         "dirichlet", DATA, "how to divide the data over clients, see `fedcat data list`, or module:function"
     )
-    min_samples: int = _setting(10, DATA, "smallest number of samples per client", COUNT)
+    min_samples: int = _setting(10, DATA, "minimum number of samples per client", COUNT)
     partition_tries: int = _setting(1000, DATA, "how many partitions to draw before giving up on min_samples", COUNT)
     clients: int = _setting(100, METHOD, "number of clients, N", COUNT)
     fraction: float = _setting(0.1, METHOD, "fraction of the clients that train per round", Bounds(above=0, at_most=1))
     per_round: int | None = _setting(None, METHOD, "clients per round, K; default: fraction * clients", COUNT)
     rounds: int = _setting(1000, METHOD, "number of rounds", COUNT)
-    epochs: int = _setting(5, LOCAL, "local epochs per hop", COUNT)
+    epochs: int = _setting(5, LOCAL, "local epochs, each time a client trains", COUNT)
     batch_size: int = _setting(50, LOCAL, "local batch size", COUNT)
     lr: float = _setting(0.01, LOCAL, "learning rate of local SGD", POSITIVE)
     lr_schedule: str = _setting(
@@ -61,7 +61,9 @@ class Settings:
     )
     lr_decay: float = _setting(0.5, SCHEDULE, "step: the factor; inverse: the decay per round", Bounds(at_least=0))
     lr_every: int = _setting(100, SCHEDULE, "step: rounds between two decays", COUNT)
-    momentum: float = _setting(0.5, LOCAL, "momentum of local SGD, reset at every hop", Bounds(at_least=0, below=1))
+    momentum: float = _setting(
+        0.5, LOCAL, "momentum of local SGD, reset each time a client trains", Bounds(at_least=0, below=1)
+    )
     weight_decay: float = _setting(0.0, LOCAL, "weight decay of local SGD", Bounds(at_least=0))
     clip: float | None = _setting(None, LOCAL, "largest norm of a local gradient; default: no clipping", POSITIVE)
     bound: float | None = _setting(
@@ -96,10 +98,13 @@ class Settings:
     device: str = _setting("auto", MACHINE, "PyTorch device: auto, cpu, cuda, cuda:0, ...")
     dtype: str = _setting("float32", MACHINE, "floating-point type: float32 or float64", choices=DTYPES)
     precision: str = _setting(
-        "fp32", MACHINE, "precision of products in training: fp32, bf16, or on a GPU tf32", choices=PRECISIONS
+        "fp32", MACHINE, "precision of matrix products in training: fp32, bf16, or on a GPU tf32", choices=PRECISIONS
     )
     memory: float | None = _setting(
-        None, MACHINE, "split launches to stay below this much GPU memory, in GB; default: what is free", POSITIVE
+        None,
+        MACHINE,
+        "GPU memory in GB; train fewer models at once to stay below it; default: what is free",
+        POSITIVE,
     )
     exact: bool | None = _setting(
         None, MACHINE, "same bits no matter what else runs in the comparison; default: on for a CPU, where it is cheap"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcat.config.layers import merge_tables, overlay
-from fedcat.config.resolve import SettingsFile, as_layer, option_settings
+from fedcat.config.resolve import SettingsFile, as_layer, check_renamed, option_settings
 from fedcat.config.settings import TABLES, Settings, value_type
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, options
@@ -68,7 +68,7 @@ def variants(
             used |= _asked(layer) - ignored
             unused.setdefault(label, set()).update(ignored)
             kept = _without(layer, idle)
-            words = {name: value for name, value in chosen.items() if _reaches(name, kept)}
+            words = {name: value for name, value in chosen.items() if _reaches(name, kept, settings)}
             key = tuple((name, place) for name, place in zip(swept, places, strict=True) if name in words)
             if key not in seen:
                 seen.add(key)
@@ -92,9 +92,11 @@ def _dataset_options(dataset: object) -> dict[str, Any]:
     return dataset_options(dataset) if callable(dataset) else {}
 
 
-def _sweepable() -> set[str]:
-    """Return the settings that can be swept."""
-    return set(Settings.__dataclass_fields__) - {"method", "seed", "threads", *TABLES} | option_settings().keys()
+def _sweepable(parts: Mapping[str, Any]) -> dict[str, type | None]:
+    """Return the settings that can be swept, among them options of the chosen parts, and their types."""
+    names = set(Settings.__dataclass_fields__) - {"method", "seed", "threads", *TABLES}
+    nested = {name: kind for name, (_, _, kind) in option_settings(parts).items()}
+    return {**{name: value_type(name) for name in names}, **nested}
 
 
 def _read(
@@ -109,10 +111,13 @@ def _read(
     datasets = sweep.get("dataset", [settings.get("dataset", Settings.dataset)])
     parts = [*(options(factory) for factory in factories), *(_dataset_options(dataset) for dataset in datasets)]
     types: dict[str, Any] = {name: type(default) for part in parts for name, default in part.items()}
-    nested = option_settings()
-    types |= {name: nested[name][2] if name in nested else value_type(name) for name in _sweepable()}
+    for chosen in _choices(sweep, settings):
+        types |= _sweepable(chosen)
     for name in sweep:
         if name not in types:
+            check_renamed(name)
+            if name == "method":
+                raise SettingError("method cannot be swept: list the methods to compare instead")
             raise unknown_name("sweep", name, types)
     return {
         name: [value.read(types[name]) if isinstance(value, Typed) else value for value in values]
@@ -120,13 +125,18 @@ def _read(
     }
 
 
+def _choices(sweep: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the partitions and server optimizers of a comparison, each as settings that name it."""
+    names = ("partition", "server_optimizer")
+    return [{name: value} for name in names for value in sweep.get(name, [settings.get(name)])]
+
+
 def _check_not_both(swept: Mapping[str, Any], common: Mapping[str, Any]) -> None:
-    """Raise an error for a setting or option that is set and swept, or hidden by one that is swept."""
-    nested = option_settings()
+    """Raise an error for a setting or option that is both set and swept, or that hides one that is swept."""
     for name in swept:
-        table = nested[name][0] if name in nested else ""
-        places = [common, *(common.get(t, {}) for t in ("method_options", "dataset_options") if name not in nested)]
-        if any(name in place for place in places) or (table and nested[name][1] in common.get(table, {})):
+        tables = ("method_options", "dataset_options", "partition_options", "server_options")
+        written = {f"server_{o}" if t == "server_options" else o for t in tables for o in common.get(t, {})}
+        if name in common or name in written:
             raise SettingError(f"{name} must be set or swept, got both")
     if "fraction" in swept and common.get("per_round") is not None:
         raise SettingError("per_round must not be set if fraction is swept: fraction would have no effect")
@@ -136,8 +146,10 @@ def _layer(chosen: Mapping[str, Any], settings: Mapping[str, Any], factories: It
     """Return a choice of swept values as a layer; options that the chosen dataset does not have are left out."""
     of_methods = {option for factory in factories for option in options(factory)}
     of_data = _dataset_options(chosen.get("dataset", settings.get("dataset", Settings.dataset)))
-    layer = as_layer({name: value for name, value in chosen.items() if name in _sweepable()})
-    rest = {name: value for name, value in chosen.items() if name not in _sweepable()}
+    parts = {**settings, **chosen}
+    known = _sweepable(parts)
+    layer = as_layer({name: value for name, value in chosen.items() if name in known}, parts)
+    rest = {name: value for name, value in chosen.items() if name not in known}
     tables = {
         "method_options": {name: value for name, value in rest.items() if name in of_methods},
         "dataset_options": {n: v for n, v in rest.items() if n not in of_methods and n in of_data},
@@ -145,9 +157,9 @@ def _layer(chosen: Mapping[str, Any], settings: Mapping[str, Any], factories: It
     return {**layer, **{name: table for name, table in tables.items() if table}}
 
 
-def _reaches(name: str, layer: Mapping[str, Any]) -> bool:
+def _reaches(name: str, layer: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Tell whether a swept value is part of a variant's settings."""
-    table, option, _ = option_settings().get(name, ("", "", str))
+    table, option, _ = option_settings({**settings, **layer}).get(name, ("", "", str))
     places = (layer, layer.get("method_options", {}), layer.get("dataset_options", {}))
     return any(name in place for place in places) or option in layer.get(table, {})
 

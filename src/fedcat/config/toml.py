@@ -23,7 +23,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise SettingError(f"settings file {str(path)!r} does not exist") from error
     except OSError as error:
-        raise SettingError(f"settings file {str(path)!r} cannot be read: {error.strerror}") from error
+        hint = f", use {str(path / 'settings.toml')!r}" if (path / "settings.toml").is_file() else ""
+        raise SettingError(f"settings file {str(path)!r} cannot be read: {error.strerror}{hint}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"settings file {str(path)!r} is not valid TOML: {error}") from error
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MANY = 12
+"""More names than this are not listed beside a close match."""
+
 
 class SettingError(ValueError):
     """A setting that cannot be used; the message names it, its value and what would be right."""
@@ -29,5 +32,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> SettingError:
     names = sorted(set(known))
     lower = {known_name.lower(): known_name for known_name in names}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    hint = f"did you mean {lower[close[0]]!r}? " if close else ""
-    return SettingError(f"unknown {kind} {name!r}: {hint}available: {', '.join(names) or 'none'}")
+    hint = f"did you mean {lower[close[0]]!r}?" if close else ""
+    if close and len(names) > MANY:
+        return SettingError(f"unknown {kind} {name!r}: {hint}")
+    return SettingError(f"unknown {kind} {name!r}: {hint}{' ' if hint else ''}available: {', '.join(names) or 'none'}")

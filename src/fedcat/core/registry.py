@@ -63,9 +63,7 @@ class Registry(Generic[T]):
             for part in attribute.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError, ValueError) as error:
-            raise SettingError(
-                f"{self.kind} {name!r} cannot be imported ({error}): its name must have the form module:attribute"
-            ) from error
+            raise SettingError(f"{self.kind} {name!r} cannot be imported as module:attribute: {error}") from error
         return found  # type: ignore[return-value]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:

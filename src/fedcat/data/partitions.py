@@ -85,11 +85,12 @@ def partition(
             if least >= min_samples:
                 return owner
             best = max(best, least)
-    chosen = ", ".join(f"{option} {value:g}" for option, value in {**options(draw), **given}.items())
+    chosen = ", ".join(f"{option} {value}" for option, value in {**options(draw), **given}.items())
+    advice = ["fewer clients", *(["a larger alpha"] if "alpha" in options(draw) else [])]
+    advice += ["a smaller min_samples"] if min_samples > 1 else []
     raise SettingError(
         f"partition {name!r}{f' with {chosen}' if chosen else ''} found no draw with at least min_samples = "
-        f"{min_samples} for each of {clients} clients in {tries} tries (the best had {best}): use fewer clients, "
-        f"{'a larger alpha ' if 'alpha' in options(draw) else ''}or a smaller min_samples"
+        f"{min_samples} for each of {clients} clients in {tries} tries (the best had {best}): use {' or '.join(advice)}"
     )
 
 

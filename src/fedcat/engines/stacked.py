@@ -173,10 +173,10 @@ class _Launch:
         self.clips = any(c is not None for c in clips)
         self.decays = any(task.weight_decay for task, _ in self.jobs)
         self.loss = torch.zeros(len(self.jobs), dtype=self.p.dtype, device=self.device)
-        self.beside: dict[str, Any] = {"start": new([[]] * len(self.jobs)), "sent": {}, "memory": {}}
+        self.loss_inputs: dict[str, Any] = {"start": new([[]] * len(self.jobs)), "sent": {}, "memory": {}}
         if self.rule.own_loss:
             (slab,) = self.slabs
-            self.beside = {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
+            self.loss_inputs = {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
         self.rows = np.arange(len(self.jobs))
         self._keep(self.rows)
 
@@ -241,15 +241,15 @@ class _Launch:
             self.loss[rows] += losses
             return g, buffers
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(p).items()}
-        beside = {
-            "start": take(self.beside["start"], rows),
-            "sent": taken(self.beside["sent"], rows),
-            "memory": taken(self.beside["memory"], rows),
+        loss_inputs = {
+            "start": take(self.loss_inputs["start"], rows),
+            "sent": taken(self.loss_inputs["sent"], rows),
+            "memory": taken(self.loss_inputs["memory"], rows),
             "drawn": {n: t[rows, step] for n, t in self.drawn.items()},
         }
         with bf16_autocast_vmap(self.precision):
             losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
-                leaves, self.layout.buffer_views(buffers), x, y, mask, beside
+                leaves, self.layout.buffer_views(buffers), x, y, mask, loss_inputs
             )
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         self.loss[rows] += losses.detach()
@@ -264,10 +264,10 @@ class _Launch:
         x: Tensor,
         y: Tensor,
         mask: Tensor | None,
-        beside: dict[str, Any],
+        loss_inputs: dict[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**beside)), net.buffers
+        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**loss_inputs)), net.buffers
 
     def _descend(self, g: Tensor) -> None:
         """Take one SGD step with every rule's corrections."""

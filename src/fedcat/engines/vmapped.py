@@ -28,7 +28,7 @@ class Vmapped:
         The rule that defines the loss.
     rows : Rows
         The state of the launch.
-    beside : mapping
+    loss_inputs : mapping
         `start`, `sent` and `memory` of the rows, as passed to the loss.
     drawn : mapping of str to Tensor
         The rule's random draws, [R, S, ...].
@@ -42,12 +42,12 @@ class Vmapped:
         pool: Pool,
         rule: LocalRule,
         rows: Rows,
-        beside: dict[str, Any],
+        loss_inputs: dict[str, Any],
         drawn: dict[str, Tensor],
         precision: str,
     ) -> None:
         self.layout, self.pool, self.rule, self.rows = layout, pool, rule, rows
-        self.beside, self.drawn, self.precision = beside, drawn, precision
+        self.loss_inputs, self.drawn, self.precision = loss_inputs, drawn, precision
         self.losses = torch.zeros(len(rows.p), 1, dtype=rows.p.dtype, device=rows.p.device)
 
     def gradients(self, ahead: int, width: int) -> None:
@@ -64,14 +64,14 @@ class Vmapped:
         x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(rows.p[which]).items()}
         buffers = self.layout.buffer_views(rows.buffers[which])
-        beside = {
-            "start": self.beside["start"][which],
-            "sent": {n: t[which] for n, t in self.beside["sent"].items()},
-            "memory": {n: t[which] for n, t in self.beside["memory"].items()},
+        loss_inputs = {
+            "start": self.loss_inputs["start"][which],
+            "sent": {n: t[which] for n, t in self.loss_inputs["sent"].items()},
+            "memory": {n: t[which] for n, t in self.loss_inputs["memory"].items()},
             "drawn": {n: t.flatten(0, 1)[which * steps + step] for n, t in self.drawn.items()},
         }
         with torch.enable_grad(), bf16_autocast_vmap(self.precision):
-            losses, after = vmap(self._loss)(leaves, buffers, x, y, mask, beside)
+            losses, after = vmap(self._loss)(leaves, buffers, x, y, mask, loss_inputs)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         rows.g[which] = torch.cat([g.reshape(width, -1).to(rows.g.dtype) for g in grads], 1)
         self.losses[which] += torch.where(active, losses.detach()[:, None].to(self.losses.dtype), 0.0)
@@ -87,7 +87,7 @@ class Vmapped:
         rows.p.sub_(torch.where(active, rows.lr * rows.v, 0.0))
 
     def _loss(
-        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor, beside: dict[str, Any]
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor, loss_inputs: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**beside)), net.buffers
+        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**loss_inputs)), net.buffers

@@ -89,8 +89,8 @@ def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: s
             program: Program | Vmapped = Program(chain, pool, rows, precision)
             program.gradients(0, 2)
         else:
-            beside = {"start": row.new_empty(2, 0), "sent": {}, "memory": {}}
-            program = Vmapped(layout, pool, LocalRule(), rows, beside, {}, "fp32")
+            loss_inputs = {"start": row.new_empty(2, 0), "sent": {}, "memory": {}}
+            program = Vmapped(layout, pool, LocalRule(), rows, loss_inputs, {}, "fp32")
             with precision_context():
                 program.gradients(0, 2)
         found.append({**layout.parameter_views(rows.g.clone()), "loss": program.losses.sum(1)})
