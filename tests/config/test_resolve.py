@@ -118,7 +118,7 @@ def test_a_preset_lies_below_the_layer_that_names_it():
         0.9,
         1,
         0.5,
-        ("preset 'paper' overrides these settings of f: momentum 0.1, options.fedcat.epsilon 1.0",),
+        ("preset 'paper' overrides these settings of f: momentum 0.1, options.fedcat.epsilon 1.0, per_round 3",),
     )
     assert found({"preset": "paper", "momentum": 0.2}, file)[0] == 0.2
 
@@ -141,3 +141,68 @@ def test_names_that_nobody_knows():
         resolve({"server_lt": 1})
     with pytest.raises(SettingError, match="unknown option of fedcat 'mu'"):
         resolve({"method_options": {"mu": 1}})
+
+
+def test_a_partition_is_given_only_by_a_federation():
+    with pytest.raises(SettingError, match="partition 'given' needs a federation that is divided already"):
+        resolve({"partition": "given"})
+
+
+def test_a_file_for_another_dataset_keeps_its_preset_and_loses_its_options():
+    file = SettingsFile("f", as_layer({"preset": "lab", "dataset": "mnist", "dataset_options": {"mean": [0.7]}}))
+    seen = {}
+
+    def load(factory, name, arguments):
+        seen.update(arguments)
+        return fedcat.load_dataset("digits")
+
+    found = resolve({"dataset": "cifar100", "net": "digits-cnn", "min_samples": 1}, file, load).settings
+    assert (found.preset, seen["labels"], seen["mean"]) == ("lab", "coarse", (0.4914, 0.4822, 0.4465))
+
+
+def test_an_empty_preset_switches_a_files_preset_off():
+    file = SettingsFile("f", as_layer({"preset": "paper", "dataset": "mnist"}))
+    found = resolve({"preset": "", "dataset": "digits"}, file).settings
+    assert (found.preset, found.net, found.momentum) == ("", "digits-cnn", 0.5)
+
+
+def test_options_in_a_datasets_defaults_may_name_a_class_alone():
+    class Mine(fedcat.FedAvg):
+        def __init__(self, context, *, zeta: float = 1.0):
+            super().__init__(context)
+
+    defaults = {"options": {"Mine": {"zeta": 9.0}}, "partition": "iid", "min_samples": 1, "clients": 2}
+    data = fedcat.Dataset.from_arrays(np.zeros((9, 2)), np.arange(9) % 2, defaults=defaults)
+    found = resolve({"dataset": data, "method": Mine, "net": nn.Linear(2, 2)}).settings
+    assert found.options["<Mine>"] == {"zeta": 9.0}
+
+
+def test_options_of_a_partition_that_another_layer_replaces_are_dropped():
+    def own(labels, clients, rng, *, gamma: float = 1.0):
+        return rng.integers(clients, size=len(labels))
+
+    file = SettingsFile("f", as_layer({"partition": own, "partition_options": {"gamma": 2.0}}))
+    assert resolve({"min_samples": 1}, file).settings.partition_options == {"gamma": 2.0}
+    assert resolve({"partition": "iid"}, file).settings.partition_options == {}
+    with pytest.raises(SettingError, match="partition 'iid' has no options, got 'gamma'"):
+        resolve({"partition": "iid", "partition_options": {"gamma": 2.0}}, file)
+    with pytest.raises(SettingError, match="alpha must be > 0, got -1"):
+        resolve({"partition": "iid", "alpha": -1})
+
+
+def test_owners_of_samples_in_files():
+    data = fedcat.Dataset.from_arrays(np.zeros((20, 2)), np.arange(20) % 2, owner=np.arange(20) % 5)
+    given = {"dataset": data, "net": nn.Linear(2, 2)}
+    assert settings_of(given).clients == 5
+    with pytest.raises(SettingError, match="alpha has no effect on 'custom', whose clients are the owners"):
+        settings_of(given, {"alpha": 0.1})
+    file = {"partition": "natural", "dataset": "x", "clients": 5, "min_samples": 3}
+    assert settings_of({**given, "partition": "iid"}, file).clients == 5
+
+
+def test_annotations_that_only_a_type_checker_reads_hide_no_option():
+    def odd(labels, clients, rng, *, a: "Nothing | None" = None, alpha: "np.Missing" = 0.5, gamma: float = 1.0):  # noqa: F821
+        return rng.integers(clients, size=len(labels))
+
+    found = settings_of({"partition": odd, "partition_options": {"gamma": 3}, "min_samples": 1})
+    assert found.partition_options == {"alpha": 0.5, "gamma": 3.0}

@@ -96,3 +96,28 @@ def test_the_servers_settings_of_a_file_reach_the_methods_that_take_them():
 def test_what_cannot_be_swept(given, sweep, message):
     with pytest.raises(SettingError, match=message):
         labels(["fedcat"], sweep, **given)
+
+
+def test_a_runs_own_file_can_be_swept_over_server_settings():
+    """A run's settings.toml holds an empty server_optimizer and no further models: that sets nothing."""
+    file = {"method": "fedavg", "server_optimizer": "", "evaluate": [], "server_lr": 0.1}
+    layers = variants(["fedavg"], {"server_optimizer": ["mean", "momentum"]}, {}, SettingsFile("f", as_layer(file)))[0]
+    assert [layer.get("server_options", {}) for _, layer in layers] == [{}, {}]
+    assert labels(["fedavg"], {"server_lr": [0.5, 1.0]}, file) == ["fedavg server_lr=0.5", "fedavg server_lr=1.0"]
+
+
+def test_further_models_of_a_file_that_no_method_offers_are_dropped():
+    file = SettingsFile("f", as_layer({"method": "fedcat", "evaluate": ["mean"]}))
+    assert [layer["evaluate"] for _, layer in variants(["fedavg"], {}, {}, file)[0]] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dataset_options": 5}, "dataset_options must be a table of options, got 5"),
+        ({"evaluate": "mean"}, "evaluate must be a list of strings, got 'mean'"),
+    ],
+)
+def test_types_are_checked_first(given, message):
+    with pytest.raises(SettingError, match=message):
+        labels(["fedcat"], {"lr": [0.1]}, **given)

@@ -272,7 +272,7 @@ def main() -> None:
 def _flag_hint(error: Exception) -> str:
     """Return what to type instead of an unknown flag, or an empty text if there is nothing to say."""
     flag = str(getattr(error, "option_name", ""))
-    name = flag.removeprefix("--").replace("-", "_")
+    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
     if name in RENAMED:
         return f"option {flag} is now called --{RENAMED[name].replace('_', '-')}"
     for kind, letter, registry in (("method", "o", METHODS), ("dataset", "d", DATASETS)):

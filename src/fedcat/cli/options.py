@@ -52,7 +52,9 @@ def with_settings(
         @wraps(command)
         def called(**values: Any) -> None:
             typed = {p.name: values.pop(p.name) for p in added}
-            given = {n: Typed(v) if isinstance(v, str) else v for n, v in typed.items() if v is not None}
+            lists = {name: ",".join(value) for name, value in typed.items() if isinstance(value, list) and value}
+            plain = {name: value for name, value in typed.items() if value is not None and not isinstance(value, list)}
+            given = {n: Typed(v) if isinstance(v, str) else v for n, v in {**plain, **lists}.items()}
             command(given=given, **values)
 
         parameters = [*own, *added]
@@ -81,9 +83,8 @@ def _parameter(name: str) -> inspect.Parameter:
             return _keyword(name, bool | None, choice)
         if kind is not list and found.default not in (None, ""):
             help += f" [{found.default}]"
-    return _keyword(
-        name, str | None, typer.Option(flag, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
-    )
+    made = typer.Option(flag, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
+    return _keyword(name, list[str] | None if metavar == "A,B" else str | None, made)
 
 
 def _keyword(name: str, kind: Any, option: Any) -> inspect.Parameter:

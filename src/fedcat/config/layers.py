@@ -33,8 +33,10 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
 
     - ``fraction`` displaces ``per_round``.
     - Another dataset displaces the options of the dataset.
-    - Another method displaces the server optimizer and its options; another server optimizer, the options.
-    - Another partition, or other options of the dataset, displace what the owners of the samples imply.
+    - Another method displaces the server optimizer, its options and further models to evaluate; another server
+      optimizer, the options.
+    - What the owners of the samples imply is displaced by other options of the dataset, and in a dataset's defaults by
+      another partition.
     """
     gone = set()
     if "fraction" in above:
@@ -42,11 +44,11 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
     if above.get("dataset", same := below.get("dataset", Settings.dataset)) != same:
         gone.add("dataset_options")
     if above.get("method", same := below.get("method")) != same and same is not None:
-        gone |= {"server_optimizer", "server_options"}
+        gone |= {"server_optimizer", "server_options", "evaluate"}
     if "server_optimizer" in above:
         gone.add("server_options")
     if below.get("partition") == NATURAL:
-        if above.get("partition", NATURAL) != NATURAL:
+        if "dataset" not in below and above.get("partition", NATURAL) != NATURAL:  # a dataset's defaults
             gone |= set(OWNER_SETTINGS)
         elif "dataset" in below and above.get("dataset_options"):
             gone |= set(OWNER_SETTINGS) - {"partition"}

@@ -44,7 +44,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 RENAMED = {"devices": "clients", "per_device": "per_client", "server": "server_optimizer"}
 """Former names of settings."""
 
-RESERVED_PARTITION = {"clients", "partition", "seed", "min_samples", "tries"}
+RESERVED_PARTITION = {"how", "labels", "clients", "partition", "seed", "min_samples", "tries"}
 """Names that an option of a partition cannot have."""
 
 PLAIN = (str, int, float, list, dict, type(None))
@@ -113,13 +113,15 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     layered, notes = _layered(upper, lower)
     objects = {name: layered[name] for name in REGISTRIES if not isinstance(layered.get(name), PLAIN)}
     named = {**layered, **{name: import_path(part) or f"<{label_of(part)}>" for name, part in objects.items()}}
-    named["options"] = _method_tables(named, objects)
-    named.pop("method_options", None)
-    _check_before_loading(named, objects)
+    _check_before_loading(named, objects, _stale_partition_options(upper, lower.layer, named))
     data, named["dataset_options"] = _load(named, objects, load)
-    complete = _over_defaults(data, named, upper) if isinstance(data, Dataset) else _of_federation(data, named)
+    explicit = {**lower.layer, **upper}
+    complete = _over_defaults(data, named, explicit) if isinstance(data, Dataset) else _of_federation(data, named)
+    complete["options"] = _method_tables(complete, objects)
+    complete.pop("method_options", None)
     parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
-    settings = Settings.checked({**complete, **_complete_tables(complete, parts)})
+    stale = _stale_partition_options(upper, lower.layer, named, complete)
+    settings = Settings.checked({**complete, **_complete_tables(complete, parts, stale)})
     unused = [option for option in upper.get("partition_options", {}) if option not in settings.partition_options]
     notes += [f"{option} has no effect with the partition {settings.partition!r}" for option in unused]
     if "fraction" in upper and upper.get("per_round") is not None:
@@ -140,8 +142,9 @@ def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) 
         if name in known or name == "method_options":
             layer[name] = value.read(value_type(name)) if isinstance(value, Typed) else value
         elif name in nested:
-            table, option, kind = nested[name]
-            tables.setdefault(table, {})[option] = value.read(kind) if isinstance(value, Typed) else value
+            table, option, _ = nested[name]
+            if value is not None:
+                tables.setdefault(table, {})[option] = value
         else:
             check_renamed(name)
             raise unknown_name("setting", name, known | nested.keys() | {"method_options"})
@@ -179,15 +182,19 @@ def option_settings(parts: Mapping[str, Any] | None = None) -> dict[str, tuple[s
 def _layered(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any], list[str]]:
     """Return the upper layer over the file, each over the preset that it names, and notes about what was hidden."""
     dataset = upper.get("dataset", file.layer.get("dataset", Settings.dataset))
-    above, below = (_over_preset(layer, dataset) for layer in (upper, file.layer))
+    gone = displaced(file.layer, upper) | ({"preset"} & upper.keys())
+    lower = {**{name: value for name, value in file.layer.items() if name not in gone}, "dataset": dataset}
+    above, below = (_over_preset(layer, dataset) for layer in (upper, lower))
     notes = []
-    gone = {name: file.layer[name] for name in sorted(displaced(file.layer, above)) if name.startswith("server")}
-    if any(gone.values()):
-        names = [name.replace("options.", "") for name in flat(gone)]
+    server = {name: file.layer[name] for name in sorted(displaced(file.layer, above)) if name.startswith("server")}
+    if any(server.values()):
+        names = [name.replace("options.", "") for name in flat(server)]
         notes.append(f"ignored from {file.name}, which sets them for another method or optimizer: {', '.join(names)}")
     if upper.get("preset"):
         ours, theirs = flat(above), flat(file.layer)
-        changed = [n for n in theirs if n in ours and ours[n] != theirs[n] and n not in {*flat(upper), "preset"}]
+        hidden = [n for n in theirs if n in ours and ours[n] != theirs[n]]
+        hidden += [name for name in displaced(file.layer, above) if not name.startswith("server")]
+        changed = [name for name in dict.fromkeys(hidden) if name in theirs and name not in {*flat(upper), "preset"}]
         if changed:
             listed = ", ".join(f"{name} {theirs[name]}" for name in changed)
             notes.append(f"preset {upper['preset']!r} overrides these settings of {file.name}: {listed}")
@@ -196,7 +203,10 @@ def _layered(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, An
 
 def _over_preset(layer: Mapping[str, Any], dataset: object) -> dict[str, Any]:
     name = layer.get("preset")
-    return overlay(preset(name, dataset), layer) if name and isinstance(name, str) else dict(layer)
+    if not name or not isinstance(name, str):
+        return dict(layer)
+    below = {key: value for key, value in preset(name, dataset).items() if key != "dataset"}
+    return overlay({**below, "dataset": layer.get("dataset", dataset)}, layer)
 
 
 def _part(setting: str, values: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
@@ -216,6 +226,8 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     method, factory = named.get("method", Settings.method), _part("method", named, objects)
     short = label_of(factory)
     for name in tables:
+        if not isinstance(name, str):
+            raise SettingError(f"options must have strings as keys, got {name!r}")
         if name not in METHODS and ":" not in name and name[:1] != "<" and name not in (method, short):
             known = [*(known for known, _ in METHODS), method]
             raise unknown_name("method in options", name, known)
@@ -225,13 +237,17 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     return {**tables, method: {**own, **direct}} if own or direct else tables
 
 
-def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], stale: set[str]) -> None:
     """Raise an error for what is wrong whatever the data is, before any of it is loaded or downloaded."""
-    known = Settings.checked({n: value for n, value in named.items() if n != "per_round" or "clients" in named})
+    late = {"method_options", *(() if "clients" in named else ("per_round",))}
+    known = Settings.checked({name: value for name, value in named.items() if name not in late})
     parts = {name: _part(name, named, objects) for name in REGISTRIES}
-    check_options("method", known.method, parts["method"], known.options.get(known.method, {}))
-    if parts["partition"] is not None:
-        _partition_options(known.partition, parts["partition"], known.partition_options)
+    tables = _method_tables(named, objects)
+    check_options("method", known.method, parts["method"], tables.get(known.method, {}))
+    if "partition" in named and parts["partition"] is not None:
+        _partition_options(known.partition, parts["partition"], known.partition_options, stale)
+    else:
+        _check_registered(known.partition_options)
     find_device(known.device)
     if known.data_dir and not expand_user(known.data_dir).is_dir():
         raise DataError(f"data_dir must be an existing directory, got {known.data_dir!r}")
@@ -251,14 +267,16 @@ def _load(named: Mapping[str, Any], objects: Mapping[str, Any], load: Loader) ->
     place = str(expand_user(known.data_dir).absolute()) if known.data_dir else ""
     ready = dataset_arguments(factory, name, data_dir=place, seed=known.partition_seed, given=given)
     defaults = {key: value for key, value in storable_options(factory).items() if key not in RESERVED}
-    return load(factory, name, ready), {**defaults, **{key: ready.get(key, value) for key, value in given.items()}}
+    return load(factory, name, ready), {**defaults, **check_options("dataset", name, factory, given)}
 
 
-def _over_defaults(data: Dataset, named: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings over the dataset's defaults."""
+def _over_defaults(data: Dataset, named: Mapping[str, Any], explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings over the dataset's defaults; `explicit` are those of the file and above."""
     complete = overlay(as_layer(data.defaults), named)
-    asked = list(upper.get("partition_options", {}))
-    if asked and complete.get("partition") == NATURAL and "partition" not in upper:
+    if complete.get("partition") == GIVEN:
+        raise SettingError(f"partition {GIVEN!r} needs a federation that is divided already: {data.name!r} is not")
+    asked = list(explicit.get("partition_options", {}))
+    if asked and complete.get("partition") == NATURAL and "partition" not in explicit:
         raise SettingError(
             f"{asked[0]} has no effect on {data.name!r}, whose clients are the owners of its samples: "
             "choose a partition that takes it, such as dirichlet, or leave it out"
@@ -276,12 +294,22 @@ def _of_federation(data: Federation, named: Mapping[str, Any]) -> dict[str, Any]
     return {"min_samples": int(data.sizes.min()), **named, "clients": data.clients, "partition": GIVEN}
 
 
-def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+def _stale_partition_options(*layers: Mapping[str, Any]) -> set[str]:
+    """Return the partition's options that only layers below the one that names the partition set."""
+    current: set[str] = set()
+    for layer in layers:
+        current |= layer.get("partition_options", {}).keys()
+        if "partition" in layer:
+            break
+    return set(layers[-1].get("partition_options", {})) - current
+
+
+def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stale: set[str]) -> dict[str, Any]:
     """Return the tables of options, checked, with every default filled in, and the absolute path of the data."""
     found: dict[str, Any] = {"partition_options": {}}
     if parts["partition"] is not None:
         name, given = complete.get("partition", Settings.partition), complete.get("partition_options", {})
-        found["partition_options"] = _partition_options(name, parts["partition"], given)
+        found["partition_options"] = _partition_options(name, parts["partition"], given, stale)
     method, tables = complete.get("method", Settings.method), complete["options"]
     own = check_options("method", method, parts["method"], tables.get(method, {}))
     own = {**storable_options(parts["method"]), **own}
@@ -291,6 +319,7 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any]) -> d
     if optimizer is None and default:
         optimizer = SERVER_OPTIMIZERS.get(default)
     given = complete.get("server_options", {})
+    found["server_options"] = {n: v.read() if isinstance(v, Typed) else v for n, v in given.items()}
     if optimizer is not None:
         name = complete.get("server_optimizer") or default
         found["server_options"] = check_options("server_optimizer", name, optimizer, given, prefix="server_")
@@ -298,11 +327,22 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any]) -> d
     return {**found, "data_dir": str(expand_user(folder).absolute()) if folder else ""}
 
 
-def _partition_options(name: str, partition: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a partition; those that only other partitions take are left out."""
+def _partition_options(name: str, partition: Any, given: Mapping[str, Any], stale: set[str]) -> dict[str, Any]:
+    """Return all options of a partition; `stale` ones, and those that only other partitions take, are left out."""
     taken = options(partition)
     for option in RESERVED_PARTITION & taken.keys():
         raise SettingError(f"partition {name!r} must not have an option called {option!r}, which is a setting")
-    others = {option for part, _ in PARTITIONS for option in options(PARTITIONS.get(part))} - taken.keys()
-    kept = {option: value for option, value in given.items() if option not in others}
+    foreign = {option: value for option, value in given.items() if option not in taken}
+    known = _check_registered(foreign)
+    kept = {option: value for option, value in given.items() if option not in foreign or option not in known | stale}
     return {**storable_options(partition), **check_options("partition", name, partition, kept, prefix="")}
+
+
+def _check_registered(given: Mapping[str, Any]) -> set[str]:
+    """Check options that registered partitions take, and return their names."""
+    known: set[str] = set()
+    for part, _ in PARTITIONS:
+        factory = PARTITIONS.get(part)
+        theirs = {option: value for option, value in given.items() if option in options(factory)}
+        known |= check_options("partition", part, factory, theirs, prefix="").keys()
+    return known

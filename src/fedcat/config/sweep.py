@@ -49,12 +49,14 @@ def variants(
     list of Variant, SettingsFile, list of str
         The variants, the layer below them, and notes for the user.
     """
-    common = overlay({name: file.layer[name] for name in PER_METHOD if name in file.layer}, as_layer(given))
+    upper = as_layer(given)
+    Settings.checked({name: upper[name] for name in (*TABLES, "evaluate") if name in upper})
+    lifted = {name: file.layer[name] for name in PER_METHOD if name in file.layer}
     below = SettingsFile(file.name, {n: v for n, v in file.layer.items() if n not in (*PER_METHOD, "method")})
-    settings = {**below.layer, **common}
+    settings = {**file.layer, **upper}
     factories = [_factory(method) for method in methods]
     swept = _read(sweep, factories, settings)
-    _check_not_both(swept, common)
+    _check_not_both(swept, upper)
     found: list[Variant] = []
     used: set[str] = set()
     unused: dict[str, set[str]] = {}
@@ -62,7 +64,7 @@ def variants(
         label, seen = _label(method), set()
         for places in itertools.product(*(range(len(values)) for values in swept.values())):
             chosen = {name: swept[name][place] for name, place in zip(swept, places, strict=True)}
-            layer = merge_tables(common, _layer(chosen, settings, factories))
+            layer = overlay(lifted, merge_tables(upper, _layer(chosen, settings, factories)))
             idle = _idle(factory, layer)
             ignored = idle - {"server_optimizer"} if _names_default(factory, layer) else idle
             used |= _asked(layer) - ignored
@@ -74,7 +76,7 @@ def variants(
                 seen.add(key)
                 shown = "".join(f" {name}={_shown(value)}" for name, value in words.items())
                 found.append((label + shown, {**kept, "method": method}))
-    _check_used(set().union(*unused.values()) - used, common.get("evaluate", []), methods)
+    _check_used(set().union(*unused.values()) - used - _asked(lifted), upper.get("evaluate", []), methods)
     return found, below, _notes(unused)
 
 

@@ -107,7 +107,7 @@ def declarations(factory: Callable[..., Any]) -> dict[str, Option]:
     """Return what the options of `factory` are annotated with; an empty `Option` where there is none."""
     found = {}
     for name, parameter in _parameters(factory).items():
-        metadata = getattr(parameter.annotation, "__metadata__", ())
+        metadata = getattr(_annotation(factory, parameter), "__metadata__", ())
         found[name] = next((entry for entry in metadata if isinstance(entry, Option)), Option())
     return found
 
@@ -141,7 +141,9 @@ def check_options(
         label = f"{name}.{key}" if prefix is None else written
         ready[key] = _fitted(label, value, known[key])
         bounds = declared[key].bounds
-        if bounds is not None:
+        if bounds is not None and ready[key] is not None:
+            if not isinstance(ready[key], (int, float)):
+                raise SettingError(f"{label} must be a number, got {ready[key]!r}")
             bounds.check(label, ready[key])
     return ready
 
@@ -169,14 +171,23 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters with a default; a trailing underscore, as in ``lambda_``, is not part of the name."""
     try:
-        try:
-            found = inspect.signature(factory, eval_str=True).parameters.values()
-        except NameError:  # an annotation that only a type checker can read
-            found = inspect.signature(factory).parameters.values()
+        found = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return {}
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {p.name.rstrip("_"): p for p in found if p.kind in kinds and p.default is not inspect.Parameter.empty}
+
+
+def _annotation(factory: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Return a parameter's annotation, evaluated if it is a string; None if only a type checker can read it."""
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    function = getattr(factory, "func", factory)
+    owner: Any = vars(function).get("__init__", function) if isinstance(function, type) else function
+    try:
+        return eval(parameter.annotation, getattr(owner, "__globals__", {}))
+    except Exception:  # whatever a user's annotation raises
+        return None
 
 
 def _fitted(name: str, value: Any, default: Any) -> Any:

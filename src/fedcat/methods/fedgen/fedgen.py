@@ -197,6 +197,7 @@ class FedGen(FedAvg):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         super().restore(state)
+        self._work = None
         self.generator.restore(state["generator"])
         self.labels = {int(client): counts for client, counts in state["labels"].items()}
 
