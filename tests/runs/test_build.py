@@ -1,5 +1,7 @@
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from fedcat.core.device import find_device
 from fedcat.core.errors import SettingError
 from fedcat.engines import SequentialEngine
 from fedcat.runs.build import Builder
+from fedcat.runs.simulation import Simulation
 
 SHORT = {"dataset": "digits", "clients": 20, "rounds": 2, "epochs": 1}
 
@@ -290,13 +293,23 @@ def test_engines_are_released_whatever_happens(monkeypatch):
     assert len(released) == 1
 
 
-def test_threads_are_set():
+def test_a_result_keeps_no_simulation_alive(monkeypatch):
+    made = []
+    start = Simulation.__init__
+    monkeypatch.setattr(Simulation, "__init__", lambda self, *args: made.append(ref(self)) or start(self, *args))
+    result = fedcat.run(**SHORT)
+    gc.collect()
+    assert [one() for one in made] == [None]
+    assert result.model() is not None
+
+
+def test_building_a_run_leaves_pytorchs_threads_alone():
     before = torch.get_num_threads()
-    try:
-        Builder().build({**SHORT, "threads": 1})
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    made = Builder().build({**SHORT, "threads": before + 1})
+    assert torch.get_num_threads() == before
+    assert (made.decisions.threads, made.settings.threads) == (before + 1, before + 1)
+    made = Builder().build(SHORT)
+    assert (made.decisions.threads, made.settings.threads) == (before, None)
 
 
 def test_options_that_are_no_plain_values_are_not_mistaken_for_each_other():
