@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcat.config.resolve import REGISTRIES
+from fedcat.config.layers import REGISTRIES
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,7 +3,8 @@ import pytest
 from torch import nn
 
 import fedcat
-from fedcat.config.resolve import RENAMED, SettingsFile, as_layer, option_settings, resolve
+from fedcat.config.layers import RENAMED, SettingsFile, as_layer, option_settings
+from fedcat.config.resolve import resolve
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed
 

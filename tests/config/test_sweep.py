@@ -1,6 +1,6 @@
 import pytest
 
-from fedcat.config.resolve import SettingsFile, as_layer
+from fedcat.config.layers import SettingsFile, as_layer
 from fedcat.config.sweep import variants
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed

@@ -4,7 +4,8 @@ from helpers import apart, federation, layout_of, simulate, small_net
 from torch import nn
 
 import fedcat
-from fedcat.config.resolve import SettingsFile, resolve
+from fedcat.config.layers import SettingsFile
+from fedcat.config.resolve import resolve
 from fedcat.core.errors import SettingError
 from fedcat.methods import METHODS, FedAvg, FedCat
 from fedcat.methods.average import weighted_mean

@@ -34,8 +34,8 @@ from fedcat.cli.tables import (
     show_registry,
     show_result,
 )
+from fedcat.config.layers import RENAMED
 from fedcat.config.presets import preset, preset_datasets, preset_names
-from fedcat.config.resolve import RENAMED
 from fedcat.config.toml import toml
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed, options

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcat.config.resolve import option_settings
+from fedcat.config.layers import option_settings
 from fedcat.config.settings import DATA, SERVER, TABLES, Settings, value_type
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed, declarations, options

@@ -1,15 +1,111 @@
-"""Layers of settings: how those of one layer lie over those of the layer below."""
+"""Layers of settings: what a layer is, and how the settings of one lie over those of the layer below."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from fedcat.config.settings import Settings
-from fedcat.data.dataset import NATURAL
+from fedcat.config.settings import Settings, value_type
+from fedcat.config.toml import read_toml
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.core.options import Typed, options, plain_values
+from fedcat.core.registry import Registry
+from fedcat.data.dataset import DATASETS, NATURAL
+from fedcat.data.partitions import PARTITIONS
+from fedcat.methods import METHODS
+from fedcat.methods.selection import SELECTORS
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.models.nets import NETS
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "method": METHODS,
+    "dataset": DATASETS,
+    "net": NETS,
+    "partition": PARTITIONS,
+    "selector": SELECTORS,
+    "server_optimizer": SERVER_OPTIMIZERS,
+}
+"""Settings that name a part; the part may also be given as an object."""
+
+RENAMED = {"devices": "clients", "per_device": "per_client", "server": "server_optimizer"}
+"""Former names of settings."""
+
+PLAIN = (str, int, float, list, dict, type(None))
+"""Types of what a settings file can hold; anything else is an object."""
 
 OWNER_SETTINGS = ("partition", "clients", "min_samples")
 """Settings that follow from the owners of the samples if the partition is `natural`."""
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """The settings of a file as a layer, and the file's name."""
+
+    name: str = ""
+    layer: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path | None) -> SettingsFile:
+        """Read a file; without a path, return an empty layer."""
+        if path is None:
+            return cls()
+        stored = read_toml(Path(path))
+        try:
+            return cls(str(path), as_layer(stored))
+        except SettingError as error:
+            raise SettingError(f"settings file {str(path)!r}: {error}") from error
+
+
+def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return settings as a layer: names are known, values plain, and options in their tables.
+
+    Options of the partition and of the server optimizer that are named in `parts`, or else in `values`, are known.
+    """
+    known = {entry.name for entry in fields(Settings)}
+    nested = option_settings(values if parts is None else parts)
+    layer: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in plain_values(values).items():
+        if name in known or name == "method_options":
+            layer[name] = value.read(value_type(name)) if isinstance(value, Typed) else value
+        elif name in nested:
+            table, option, _ = nested[name]
+            if value is not None:
+                tables.setdefault(table, {})[option] = value
+        else:
+            check_renamed(name)
+            raise unknown_name("setting", name, known | nested.keys() | {"method_options"})
+    return overlay(layer, tables)
+
+
+def check_renamed(name: str) -> None:
+    """Raise an error if a setting has another name now."""
+    if name in RENAMED:
+        raise SettingError(f"setting {name!r} is now called {RENAMED[name]!r}")
+
+
+def option_settings(parts: Mapping[str, Any] | None = None) -> dict[str, tuple[str, str, type]]:
+    """Return the options that are settings as well, with their table, name there and type: ``alpha``, ``server_lr``.
+
+    They are those of the registered partitions and server optimizers, and of the ones that are named in `parts`.
+    """
+    found = {}
+    for setting, table, prefix in (
+        ("partition", "partition_options", ""),
+        ("server_optimizer", "server_options", "server_"),
+    ):
+        registry, chosen = REGISTRIES[setting], (parts or {}).get(setting)
+        factories = [registry.get(name) for name, _ in registry]
+        if chosen is not None and not isinstance(chosen, PLAIN):
+            factories.append(chosen)
+        elif isinstance(chosen, str) and ":" in chosen:
+            factories.append(registry.get(chosen))
+        for factory in factories:
+            for option, default in options(factory).items():
+                found[f"{prefix}{option}"] = (table, option, type(default))
+    return {name: place for name, place in found.items() if name not in Settings.__dataclass_fields__}
 
 
 def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

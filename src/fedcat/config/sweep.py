@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcat.config.layers import merge_tables, overlay
-from fedcat.config.resolve import SettingsFile, as_layer, check_renamed, option_settings
+from fedcat.config.layers import SettingsFile, as_layer, check_renamed, merge_tables, option_settings, overlay
 from fedcat.config.settings import TABLES, Settings, value_type
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, options

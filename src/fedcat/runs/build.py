@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcat import engines
-from fedcat.config.resolve import Resolved, SettingsFile, resolve
+from fedcat.config.layers import SettingsFile
+from fedcat.config.resolve import Resolved, resolve
 from fedcat.config.schedules import schedule
 from fedcat.config.settings import Settings
 from fedcat.core.device import find_device

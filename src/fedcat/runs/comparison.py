@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcat.config.resolve import SettingsFile
+from fedcat.config.layers import SettingsFile
 from fedcat.config.sweep import variants
 from fedcat.core.errors import SettingError
 from fedcat.runs.build import Builder, PreparedRun
