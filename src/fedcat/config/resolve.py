@@ -113,11 +113,9 @@ def _layered(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, An
 
 
 def _over_preset(layer: Mapping[str, Any], dataset: object) -> dict[str, Any]:
+    """Return a layer over the preset that it names, if any."""
     name = layer.get("preset")
-    if not name or not isinstance(name, str):
-        return dict(layer)
-    below = {key: value for key, value in preset(name, dataset).items() if key != "dataset"}
-    return overlay({**below, "dataset": layer.get("dataset", dataset)}, layer)
+    return overlay(preset(name, dataset), layer) if name and isinstance(name, str) else dict(layer)
 
 
 def _part(setting: str, values: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
