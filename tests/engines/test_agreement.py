@@ -402,3 +402,31 @@ def test_the_rule_for_auto():
     assert pick("auto", chain, fed.train, 100).name == "sequential"
     assert pick("auto", chain, fed.train, 50, plain=False).name == "sequential"
     assert pick("sequential", small, fed.train, 1) == EngineChoice("sequential", "as requested")
+
+
+class Attention(nn.Module):
+    """Rows of an image as a sequence: one encoder layer, without dropout."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.encoder(x.flatten(1, -2)).mean(1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.filterwarnings("error:There is a performance drop")
+def test_a_net_with_attention_trains_in_every_engine(exact, device):
+    rows = []
+    for engine in ("sequential", "stacked"):
+        torch.manual_seed(1)
+        layout = layout_of(Attention(), torch.float32, device)
+        sim = simulate(FedCat, federation(SIZES), layout, engine, k=3, rounds=3, batch_size=4, lr=0.02, exact=exact)
+        sim.run()
+        rows.append(sim.method.row)
+        scores = sim.engine.evaluate(layout, [sim.method.row, layout.pack(layout.net)], sim.test)
+        assert scores[0][1] == pytest.approx(sim.history[-1].loss, rel=1e-3)
+    assert apart(rows[1], rows[0]) <= 1e-4

@@ -102,3 +102,20 @@ def test_a_net_that_insists_on_how_its_values_lie_gets_them_so():
     images = Pool(np.zeros((8, 2, 5, 5)), np.zeros(8, np.int64))
     assert not traits(layout_of(Contiguous()), images).channels_last
     assert traits(layout_of(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())), images).channels_last
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_operations_of_attention_are_counted(frozen):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)
+
+        def forward(self, x):
+            return self.head(self.encoder(x.flatten(1, -2)).mean(1))
+
+    length, width, inner = 8, 8, 16
+    products = length * width * 4 * width + 2 * length * length * width + 2 * length * width * inner + width * 10
+    found = traits(layout_of(Attention().train(not frozen), torch.float32), federation([8]).train)
+    assert found.flops == 2 * products

@@ -1,4 +1,4 @@
-"""Training precision: float32, TF32 or bfloat16."""
+"""How PyTorch computes: in float32, TF32 or bfloat16, and attention as single operations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -36,6 +37,23 @@ def precision_context(precision: str = "fp32") -> Iterator[None]:
     finally:
         for (part, name, _), value in zip(wanted, before, strict=True):
             setattr(part, name, value)
+
+
+@contextmanager
+def plain_attention(device: torch.device | None = None) -> Iterator[None]:
+    """Compute attention as single operations: what PyTorch fuses in evaluation mode has no gradient and no batching.
+
+    On a CPU, and where no device is named, scaled dot products are single operations too: on a CPU `torch.vmap` cannot
+    batch them, and nowhere are their operations counted.
+    """
+    mha = torch.backends.mha
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device is None or device.type == "cpu" else nullcontext():
+            yield
+    finally:
+        mha.set_fastpath_enabled(before)
 
 
 def bf16_autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:

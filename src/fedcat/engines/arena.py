@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcat.core.rng import Purpose, random_stream
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import BatchOrder
+from fedcat.engines.batch_order import BatchOrder, drawn_by
 from fedcat.engines.fused.chain import Chain
 from fedcat.engines.rows import Rows
-from fedcat.engines.slab import Slab, norms
+from fedcat.engines.slab import Slab, no_loss_inputs, norms
 from fedcat.engines.vmapped import Vmapped
 from fedcat.engines.width import Width
 from fedcat.protocol.local_rule import LocalRule
@@ -86,10 +85,8 @@ class Launch:
     def _draw(self) -> dict[str, Tensor]:
         """Return the rule's random draws for every row, [R, S, ...]."""
         rows = []
-        for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
-            rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
-            drawn = task.rule.draw(rng, task, hop, count)
-            rows.append({n: _longer(t, self.room) for n, t in drawn.items()})
+        for job, count in zip(self.jobs, self.counts.tolist(), strict=True):
+            rows.append({n: _longer(t, self.room) for n, t in drawn_by(job, count).items()})
         return stack(rows)
 
 
@@ -135,9 +132,8 @@ class Arena:
             self.drawn: dict[str, Tensor] = {}
         else:
             self.drawn = {n: self._filled(t.to(self.device)) for n, t in launch.drawn.items()}
-            self.program = Vmapped(
-                layout, launch.pool, launch.rule, self.rows, self._beside(launch), self.drawn, precision
-            )
+            inputs = self.slabs[0].loss_inputs() if whole else no_loss_inputs(self.rows.p)
+            self.program = Vmapped(layout, launch.pool, launch.rule, self.rows, inputs, self.drawn, precision)
         self.levels = _levels(self.count) if fill == 1 else [self.count]
         self.staging = torch.full(self.rows.pick.shape, -1, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.graphs: dict[int, Any] = {}
@@ -149,12 +145,6 @@ class Arena:
         self._steps(self.count)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def _beside(self, launch: Launch) -> dict[str, Any]:
-        if not launch.rule.own_loss:
-            return {"start": self.rows.p.new_empty(self.count, 0), "sent": {}, "memory": {}}
-        (slab,) = self.slabs
-        return {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
 
     def _filled(self, values: Tensor) -> Tensor:
         """Return the values of a launch's rows, padded to the size of the arena with copies of the last."""

@@ -1,9 +1,10 @@
-"""The order of a client's batches, which is the same for every engine."""
+"""The order of a client's batches and a rule's random numbers, which are the same for every engine."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcat.core.rng import Purpose, random_stream
 from fedcat.protocol.hop import Hop
@@ -54,6 +55,13 @@ class BatchOrder:
         else:
             index[np.arange(length) < self.lengths[:, None]] = order
         return index
+
+
+def drawn_by(job: tuple[Task, Hop], steps: int) -> dict[str, Tensor]:
+    """Return the random numbers that a hop's loss needs, [steps, ...]."""
+    task, hop = job
+    rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
+    return task.rule.draw(rng, task, hop, steps)
 
 
 def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from fedcat.core.precision import precision_context
+from fedcat.core.precision import plain_attention, precision_context
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout, Tensors
 
@@ -39,7 +39,7 @@ def evaluate_stacked(
 
     right = torch.zeros(len(rows), dtype=torch.int64, device=stacked.device)
     loss = torch.zeros(len(rows), dtype=torch.float64, device=stacked.device)
-    with torch.no_grad(), precision_context():
+    with torch.no_grad(), precision_context(), plain_attention(layout.device):
         for part in torch.split(where, max(100, SAMPLES // len(rows))):
             y = pool.y[part].expand(len(rows), -1)
             out = vmap(logits, in_dims=(0, 0, None))(parameters, buffers, pool.inputs(part, layout.dtype))

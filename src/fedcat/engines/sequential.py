@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fedcat.core.precision import bf16_autocast, precision_context
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines.base import Engine, Job
-from fedcat.engines.batch_order import batches
+from fedcat.engines.batch_order import batches, drawn_by
+from fedcat.engines.loss_trial import local_of
 from fedcat.models.traits import channels_last, convolved, traits
 from fedcat.protocol.hop import Hop
-from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
+from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, call_hook, unchanged
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task, stack
 
@@ -31,14 +32,11 @@ class SequentialEngine(Engine):
 
 def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
     """Train one hop."""
-    layout, rule = task.layout, task.rule
+    layout = task.layout
     index, lengths = batches(task, hop)
     where = torch.from_numpy(index).to(hop.start.device)
-    drawn = {}
-    if rule.own_loss:
-        rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
-        drawn = rule.draw(rng, task, hop, len(index))
-        drawn = {n: t.to(hop.start.device) for n, t in drawn.items()}
+    drawn = drawn_by((task, hop), len(index)) if task.rule.own_loss else {}
+    drawn = {n: t.to(hop.start.device) for n, t in drawn.items()}
     local = _Local(task, hop, precision)
     layout.net.train()
     total = torch.zeros((), dtype=layout.dtype, device=hop.start.device)
@@ -69,6 +67,7 @@ class _Local:
             fused=True if self.p.device.type == "cpu" else None,
         )
         self.sent, self.memory = stack([hop.sent]), stack([hop.memory])
+        self.local = local_of((task, hop)) if task.rule.own_loss else {}
         self.start = hop.start[None, : layout.parameter_size]
         last = layout.device.type == "cpu" and traits(layout, task.pool).channels_last
         self.turned = set(convolved(layout)) if last else set()
@@ -81,16 +80,20 @@ class _Local:
 
     def step(self, batch: Batch, drawn: dict[str, Tensor]) -> Tensor:
         """Take one step and return the loss before it."""
-        rule = self.task.rule
+        rule, hop = self.task.rule, self.hop
         leaves = {n: self.lay(leaf) if n in self.turned else leaf for n, leaf in self.leaves.items()}
         net = self.task.layout.bind(leaves, self.buffers)
-        with bf16_autocast(self.precision, self.p.device):
-            loss = rule.loss(net, batch, LossInputs(self.start[0], self.hop.sent, self.hop.memory, drawn))
+        inputs = LossInputs(self.start[0], hop.sent, hop.memory, self.local, drawn)
+        with (
+            bf16_autocast(self.precision, self.p.device),
+            unchanged(rule, "loss", self.start, hop.sent, hop.memory, self.local, drawn),
+        ):
+            loss = rule.loss(net, batch, inputs)
         grads = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
         self.buffers = {n: b.detach() for n, b in net.buffers.items()}
         if self.changes_gradient:
             flat = torch.cat([g.reshape(-1) for g in grads])[None]
-            flat = rule.gradient(flat, self.p[None], self.start, self.sent, self.memory)[0]
+            flat = call_hook(rule, "gradient", flat, self.p[None], self.start, self.sent, self.memory)[0]
             grads = tuple(self.task.layout.parameter_views(flat).values())
         for leaf, grad in zip(self.leaves.values(), grads, strict=True):
             leaf.grad = grad.contiguous()  # the fused optimizer expects contiguous memory
@@ -98,17 +101,15 @@ class _Local:
             nn.utils.clip_grad_norm_(list(self.leaves.values()), self.task.clip)
         self.sgd.step()
         if self.changes_step:
-            lr = self.p.new_tensor([[self.hop.lr]])
-            self.p.copy_(rule.after(self.p[None], lr, self.sent, self.memory)[0])
+            lr = self.p.new_tensor([[hop.lr]])
+            self.p.copy_(call_hook(rule, "after", self.p[None], lr, self.sent, self.memory)[0])
         return loss.detach()
 
     def reply(self, steps: int, loss: float) -> Reply:
         """Return the reply after the last step."""
         task, hop = self.task, self.hop
         column = [self.p.new_tensor([[value]]) for value in (steps, hop.lr, task.momentum)]
-        uploads, memory = task.rule.finish(
-            self.start, self.p[None], column[0], column[1], column[2], self.sent, self.memory
-        )
+        uploads, memory = call_hook(task.rule, "finish", self.start, self.p[None], *column, self.sent, self.memory)
         buffers = [b.reshape(-1) for b in self.buffers.values()]
         return Reply(
             hop=hop.id,

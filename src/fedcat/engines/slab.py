@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.engines.base import Job
+from fedcat.engines.loss_trial import local_of
 from fedcat.engines.width import Width
-from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.local_rule import LocalRule, call_hook
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import stack
 
@@ -30,6 +32,7 @@ class Slab:
         hops = [hop for _, hop in jobs]
         self.start = torch.stack([hop.start[:size] for hop in hops])
         self.sent, self.memory = stack([h.sent for h in hops]), stack([h.memory for h in hops])
+        self.local = stack([local_of(job) for job in jobs]) if rule.own_loss else {}
         new = self.start.new_tensor
         self.lr = new([[hop.lr] for hop in hops])
         self.momentum = new([[task.momentum] for task, _ in jobs])
@@ -55,6 +58,7 @@ class Slab:
             setattr(own, name, _owned(getattr(self, name), rows))
         own.sent = {n: _owned(t, rows) for n, t in self.sent.items()}
         own.memory = {n: _filled(t, rows) for n, t in self.memory.items()}
+        own.local = {n: _filled(t, rows) for n, t in self.local.items()}
         own.keep(np.arange(self.first, self.stop))
         return own
 
@@ -67,31 +71,41 @@ class Slab:
     def form(self) -> tuple[object, ...]:
         """Return a key; slabs with equal keys can be loaded into each other."""
         alike = tuple(shared(t) for t in self.sent.values())
-        names = (*self.sent, "|", *self.memory)
+        names = (*self.sent, "|", *self.memory, "|", *self.local)
         return self.rule, self.stop - self.first, names, alike, tuple((t.shape, t.dtype) for t in self._tensors())
 
     def _tensors(self) -> list[Tensor]:
         if not (self.changes_gradient or self.changes_step or self.rule.own_loss):
             return []
-        return [self.start, self.lr, *self.sent.values(), *self.memory.values()]
+        return [self.start, self.lr, *self.sent.values(), *self.memory.values(), *self.local.values()]
+
+    def loss_inputs(self) -> dict[str, Any]:
+        """Return what the rule's own loss gets besides its draws, stacked."""
+        return {"start": self.start, "sent": self.sent, "memory": self.memory, "local": self.local}
 
     def gradient(self, g: Tensor, p: Tensor) -> Tensor:
         """Return the rule's gradient for the current rows."""
         parts = groups(len(p), self.width)
         if parts is None:
-            return self.rule.gradient(g, p, self._start, self._sent, self._memory)
+            return self._call("gradient", g, p, self._start, self._sent, self._memory)
         found = [
-            self.rule.gradient(g[i], p[i], take(self._start, i), taken(self._sent, i), taken(self._memory, i))
+            self._call("gradient", g[i], p[i], take(self._start, i), taken(self._sent, i), taken(self._memory, i))
             for i in parts
         ]
         return torch.cat(found)[: len(p)]
+
+    def _call(self, hook: str, *arguments: Any) -> Tensor:
+        found: Tensor = call_hook(self.rule, hook, *arguments)
+        return found
 
     def after(self, p: Tensor) -> Tensor:
         """Return the rule's parameters after a step for the current rows."""
         parts = groups(len(p), self.width)
         if parts is None:
-            return self.rule.after(p, self._lr, self._sent, self._memory)
-        found = [self.rule.after(p[i], take(self._lr, i), taken(self._sent, i), taken(self._memory, i)) for i in parts]
+            return self._call("after", p, self._lr, self._sent, self._memory)
+        found = [
+            self._call("after", p[i], take(self._lr, i), taken(self._sent, i), taken(self._memory, i)) for i in parts
+        ]
         return torch.cat(found)[: len(p)]
 
     def finish(self, end: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -104,11 +118,17 @@ class Slab:
         for i in rows:
             steps, lr, momentum = (take(column, i) for column in (self.steps, self.lr, self.momentum))
             sent, memory = taken(self.sent, i), taken(self.memory, i)
-            found.append(self.rule.finish(take(self.start, i), end[i], steps, lr, momentum, sent, memory))
+            start = take(self.start, i)
+            found.append(call_hook(self.rule, "finish", start, end[i], steps, lr, momentum, sent, memory))
         uploads, kept = (
             {n: torch.cat([part[n] for part in parts]) for n in parts[0]} for parts in zip(*found, strict=True)
         )
         return uploads, kept
+
+
+def no_loss_inputs(rows: Tensor) -> dict[str, Any]:
+    """Return the loss inputs of rules that use the cross entropy, which needs none."""
+    return {"start": rows.new_empty(len(rows), 0), "sent": {}, "memory": {}, "local": {}}
 
 
 def replies_of(

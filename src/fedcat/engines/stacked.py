@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.core.precision import bf16_autocast_vmap, precision_context
-from fedcat.core.rng import Purpose, random_stream
+from fedcat.core.precision import bf16_autocast_vmap, plain_attention, precision_context
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine, Job
-from fedcat.engines.batch_order import batches, steps_of
+from fedcat.engines.batch_order import batches, drawn_by, steps_of
 from fedcat.engines.chained import Chained, chained_of
 from fedcat.engines.evaluation import evaluate_stacked
+from fedcat.engines.loss_trial import check_loss
 from fedcat.engines.replayed import Replayed
-from fedcat.engines.slab import Slab, norms, replies_of, take, taken
+from fedcat.engines.slab import Slab, no_loss_inputs, norms, replies_of, take, taken
 from fedcat.engines.width import Width, width_of
 from fedcat.models.layout import Layout, Tensors
 from fedcat.models.traits import traits
-from fedcat.protocol.local_rule import Batch, LossInputs
+from fedcat.protocol.local_rule import Batch, LossInputs, unchanged
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task, stack
 
@@ -44,6 +44,7 @@ class StackedEngine(Engine):
     def __init__(self, exact: bool = False, precision: str = "fp32", memory: float | None = None) -> None:
         super().__init__(exact, precision, memory)
         self._gpu = Replayed(exact, precision, memory)
+        self._tried: set[object] = set()
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops; those that can share a launch train together."""
@@ -63,9 +64,18 @@ class StackedEngine(Engine):
                 rules = list(dict.fromkeys(jobs[p][0].rule for p in positions))
                 positions.sort(key=lambda p: -steps_of(*jobs[p]))
                 some = [jobs[p] for p in positions]
+                self._try_loss(some[0])
                 found = self._gpu.train(some, rules) if self._gpu.takes(some[0][0]) else self._launch(some)
                 replies.update(zip(positions, found, strict=True))
         return [replies[p] for p in range(len(jobs))]
+
+    def _try_loss(self, job: Job) -> None:
+        """Test a rule's own loss before its first use with a net, unless the net's batches are never padded."""
+        task, hop = job
+        key = (task.rule, id(task.layout), *hop.sent)
+        if task.rule.own_loss and key not in self._tried and not traits(task.layout, task.pool).mixes_samples:
+            check_loss(job)
+            self._tried.add(key)
 
     def _launch(self, jobs: list[Job]) -> list[Reply]:
         """Train hops, given longest first, in stacks of at most the allowed width."""
@@ -151,10 +161,8 @@ class _Launch:
     def _draw(self, steps: int) -> dict[str, Tensor]:
         """Return the rule's random draws for every row, [R, S, ...]; rows with fewer steps are padded with zeros."""
         rows = []
-        for (task, hop), count in zip(self.jobs, self.counts.tolist(), strict=True):
-            rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
-            drawn = task.rule.draw(rng, task, hop, count)
-            rows.append({n: _longer(t, steps).to(self.device) for n, t in drawn.items()})
+        for job, count in zip(self.jobs, self.counts.tolist(), strict=True):
+            rows.append({n: _longer(t, steps).to(self.device) for n, t in drawn_by(job, count).items()})
         return stack(rows)
 
     def _place_rows(self) -> None:
@@ -173,10 +181,7 @@ class _Launch:
         self.clips = any(c is not None for c in clips)
         self.decays = any(task.weight_decay for task, _ in self.jobs)
         self.loss = torch.zeros(len(self.jobs), dtype=self.p.dtype, device=self.device)
-        self.loss_inputs: dict[str, Any] = {"start": new([[]] * len(self.jobs)), "sent": {}, "memory": {}}
-        if self.rule.own_loss:
-            (slab,) = self.slabs
-            self.loss_inputs = {"start": slab.start, "sent": slab.sent, "memory": slab.memory}
+        self.loss_inputs = self.slabs[0].loss_inputs() if self.rule.own_loss else no_loss_inputs(self.p)
         self.rows = np.arange(len(self.jobs))
         self._keep(self.rows)
 
@@ -241,13 +246,16 @@ class _Launch:
             self.loss[rows] += losses
             return g, buffers
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(p).items()}
-        loss_inputs = {
+        loss_inputs: dict[str, Any] = {
             "start": take(self.loss_inputs["start"], rows),
-            "sent": taken(self.loss_inputs["sent"], rows),
-            "memory": taken(self.loss_inputs["memory"], rows),
+            **{name: taken(self.loss_inputs[name], rows) for name in ("sent", "memory", "local")},
             "drawn": {n: t[rows, step] for n, t in self.drawn.items()},
         }
-        with bf16_autocast_vmap(self.precision):
+        with (
+            bf16_autocast_vmap(self.precision),
+            plain_attention(self.device),
+            unchanged(self.rule, "loss", *loss_inputs.values()),
+        ):
             losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(
                 leaves, self.layout.buffer_views(buffers), x, y, mask, loss_inputs
             )

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.core.precision import bf16_autocast_vmap
+from fedcat.core.precision import bf16_autocast_vmap, plain_attention
 from fedcat.data.pool import Pool
 from fedcat.engines.rows import Rows
 from fedcat.models.layout import Layout, Tensors
-from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
+from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, unchanged
 
 
 class Vmapped:
@@ -29,7 +29,7 @@ class Vmapped:
     rows : Rows
         The state of the launch.
     loss_inputs : mapping
-        `start`, `sent` and `memory` of the rows, as passed to the loss.
+        `start`, `sent`, `memory` and `local` of the rows, as passed to the loss.
     drawn : mapping of str to Tensor
         The rule's random draws, [R, S, ...].
     precision : str
@@ -66,11 +66,15 @@ class Vmapped:
         buffers = self.layout.buffer_views(rows.buffers[which])
         loss_inputs = {
             "start": self.loss_inputs["start"][which],
-            "sent": {n: t[which] for n, t in self.loss_inputs["sent"].items()},
-            "memory": {n: t[which] for n, t in self.loss_inputs["memory"].items()},
+            **{name: {n: t[which] for n, t in self.loss_inputs[name].items()} for name in ("sent", "memory", "local")},
             "drawn": {n: t.flatten(0, 1)[which * steps + step] for n, t in self.drawn.items()},
         }
-        with torch.enable_grad(), bf16_autocast_vmap(self.precision):
+        with (
+            torch.enable_grad(),
+            bf16_autocast_vmap(self.precision),
+            plain_attention(rows.p.device),
+            unchanged(self.rule, "loss", *loss_inputs.values()),
+        ):
             losses, after = vmap(self._loss)(leaves, buffers, x, y, mask, loss_inputs)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         rows.g[which] = torch.cat([g.reshape(width, -1).to(rows.g.dtype) for g in grads], 1)

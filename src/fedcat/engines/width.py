@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
+from fedcat.core.precision import plain_attention
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
 
@@ -74,7 +75,8 @@ def trial_rows(layout: Layout, pool: Pool, count: int, batch_size: int) -> tuple
 
 
 def vmapped_gradients(layout: Layout, pool: Pool, rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of the rows' mean cross entropy, one tensor per parameter."""
+    """Return the gradients of the rows' mean cross entropy in training mode, one tensor per parameter."""
+    layout.net.train()
     size = layout.parameter_size
     leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(rows[:, :size]).items()}
     x, y = pool.inputs(index, layout.dtype), pool.y[index]
@@ -82,5 +84,6 @@ def vmapped_gradients(layout: Layout, pool: Pool, rows: Tensor, index: Tensor) -
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(layout.bind(parameters, buffers).logits(x), y)
 
-    losses = vmap(loss)(leaves, layout.buffer_views(rows[:, size:]), x, y)
+    with plain_attention(layout.device):
+        losses = vmap(loss)(leaves, layout.buffer_views(rows[:, size:]), x, y)
     return torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcat.core.precision import precision_context
+from fedcat.core.precision import plain_attention, precision_context
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout, Tensors
 
@@ -69,11 +69,16 @@ def _tried(layout: Layout, x: Tensor) -> Traits:
         torch.manual_seed(0)
         mixes = _mixes_samples(layout, row, x)
         refuses = _refuses_one(layout, row, x)
-        layout.net.eval()
-        with FlopCounterMode(display=False) as counter:
-            _forward(layout, row, x)
-        flops = counter.get_total_flops() / len(x)
+        flops = _flops(layout, row, x)
         return Traits(_unstackable(layout, row, x), mixes, refuses, flops, _takes_channels_last(layout, row, x))
+
+
+def _flops(layout: Layout, row: Tensor, x: Tensor) -> float:
+    """Return the operations of a forward pass per sample, with attention as matrix products, which can be counted."""
+    layout.net.eval()
+    with plain_attention(), FlopCounterMode(display=False) as counter:
+        _forward(layout, row, x)
+    return float(counter.get_total_flops()) / len(x)
 
 
 def _forward(layout: Layout, row: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -173,7 +178,8 @@ def _results(
             return net.logits(x), net.buffers
 
         if stacked:
-            logits, after = vmap(run)(leaves, buffers, x.expand(len(rows), *x.shape))
+            with plain_attention(x.device):
+                logits, after = vmap(run)(leaves, buffers, x.expand(len(rows), *x.shape))
         else:
             single = {n: channels_last(v[0]) if n in turned else v[0] for n, v in leaves.items()}
             one, moved = run(single, {n: b[0] for n, b in buffers.items()}, x)

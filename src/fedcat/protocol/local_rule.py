@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
+from fedcat.core.errors import SettingError
 from fedcat.models.layout import BoundNet, Tensors
 from fedcat.protocol.hop import Hop
 
@@ -19,7 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs, labels and, if the batch is padded, a mask of the real samples."""
+    """A batch of one client.
+
+    Attributes
+    ----------
+    x : Tensor
+        The inputs, [B, ...].
+    y : Tensor
+        The labels, [B].
+    mask : Tensor or None
+        1.0 where there is a sample and 0.0 where the batch is padded, [B]; None if it is not padded. What `x` and `y`
+        hold in padded places is arbitrary.
+    """
 
     x: Tensor
     y: Tensor
@@ -32,6 +45,25 @@ class Batch:
         return (values * self.mask).sum() / self.mask.sum()
 
 
+class ReadOnly(Mapping[str, Tensor]):
+    """Tensors by name that a rule may read but not replace."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        raise SettingError(_no_state(f"set {name!r}"))
+
+
 @dataclass(frozen=True, eq=False)
 class LossInputs:
     """What a loss may use besides the net and the batch.
@@ -42,6 +74,8 @@ class LossInputs:
         The parameters that the client started from, [P]; ``net.at(start)`` is the net with them.
     sent, memory : mapping of str to Tensor
         See `Hop`.
+    local : mapping of str to Tensor
+        What `LocalRule.local` returned for this client.
     drawn : mapping of str to Tensor
         This step's part of what `LocalRule.draw` returned.
     """
@@ -49,7 +83,13 @@ class LossInputs:
     start: Tensor
     sent: Tensors
     memory: Tensors
+    local: Tensors
     drawn: Tensors
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "start":
+                object.__setattr__(self, field.name, ReadOnly(getattr(self, field.name)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +97,30 @@ class LocalRule:
     """Plain SGD on the cross entropy; a method overrides what it does differently.
 
     A rule is a frozen dataclass: equal rules of several runs compare equal and run as one. What changes from round to
-    round travels in `sent`. `loss`, `draw` and `report` see one client. The other hooks are row algebra over several
-    clients at once: `p`, `g`, `start` and `end` are [R, P], parameters only; `steps`, `lr` and `momentum` are columns
-    [R, 1]; every tensor of `sent` and `memory` has a leading dimension R. They return new tensors and modify none in
-    place.
+    round travels in `sent`. `loss`, `draw`, `local` and `report` see one client. The other hooks are row algebra over
+    several clients at once: `p`, `g`, `start` and `end` are [R, P], parameters only; `steps`, `lr` and `momentum` are
+    columns [R, 1]; every tensor of `sent` and `memory` has a leading dimension R. They return new tensors. A rule has
+    no state that changes from step to step: `sent` and `memory` are read-only, and what is changed in place is an
+    error. `finish` returns what a client keeps for its next hop.
     """
 
     def draw(self, rng: np.random.Generator, task: Task, hop: Hop, steps: int) -> dict[str, Tensor]:
         """Return the random numbers that `loss` needs: tensors with a leading dimension `steps`."""
         return {}
 
+    def local(self, task: Task, client: int) -> dict[str, Tensor]:
+        """Return what `loss` needs to know about the client's own data, such as its label counts. It does not travel.
+
+        Tensors of the same name have the same shape on every client.
+        """
+        return {}
+
     def loss(self, net: BoundNet, batch: Batch, inputs: LossInputs) -> Tensor:
-        """Return the loss of one batch on one client. It runs under `torch.vmap`: no branches on values."""
+        """Return the loss of one batch on one client, a scalar.
+
+        A batch may be padded: average one loss per sample with `Batch.mean`, which leaves out padded places. It runs
+        under `torch.vmap`: no branches on values.
+        """
         return batch.mean(functional.cross_entropy(net.logits(batch.x), batch.y, reduction="none"))
 
     def gradient(self, g: Tensor, p: Tensor, start: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
@@ -104,3 +156,40 @@ class LocalRule:
     def loss_key(self) -> Hashable:
         """Return a key that tells losses apart: hops with the same key can share a launch."""
         return self if self.own_loss else "cross entropy"
+
+
+def call_hook(rule: LocalRule, hook: str, *arguments: Any) -> Any:
+    """Call a hook with tensors and read-only mappings of tensors; raise an error if it changes one in place.
+
+    Only the first argument of `gradient`, the gradient, may be changed in place.
+    """
+    given = [ReadOnly(value) if isinstance(value, Mapping) else value for value in arguments]
+    with unchanged(rule, hook, *given[hook == "gradient" :]):
+        return getattr(rule, hook)(*given)
+
+
+@contextmanager
+def unchanged(rule: LocalRule, hook: str, *values: Tensor | Tensors) -> Iterator[None]:
+    """Raise an error if a tensor was changed in place: some engines pass copies, so the change would be lost."""
+    named = [part for value in values for part in (value.items() if isinstance(value, Mapping) else [("", value)])]
+    before = [tensor._version for _, tensor in named]
+
+    def error(what: str) -> SettingError:
+        return SettingError(f"{type(rule).__name__}.{hook}: {_no_state(f'changed {what} in place')}")
+
+    try:
+        yield
+    except RuntimeError as raised:
+        if "single memory location" in str(raised):  # PyTorch refuses it for a tensor that all clients of a stack share
+            raise error("a tensor") from raised
+        raise
+    for (name, tensor), version in zip(named, before, strict=True):
+        if tensor._version != version:
+            raise error(repr(name) if name else "one of its arguments")
+
+
+def _no_state(what: str) -> str:
+    return (
+        f"a rule {what}, which is read-only; return new tensors, and return what the client keeps for its next hop "
+        "from finish"
+    )

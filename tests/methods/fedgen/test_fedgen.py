@@ -48,30 +48,32 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(engine, monkeypatch):
 
 
 def test_a_clients_loss_by_hand():
-    """CE + a * CE(head(G(y')), y') * generated / batch size + b * KL(p(head(G(y))) || p(x))."""
+    """CE + a * CE(head(G(y')), y') + b * KL(p(head(G(y))) || p(x)), with as many y' as the batch has samples."""
     layout = layout_of(digits_net(), torch.float64)
     row = layout.pack(layout.net)
     bound = layout.bind(layout.parameter_views(row), {})
     generator = Generator(noise=3, classes=10, hidden=5, latent=layout.net.head.in_features)
-    rule = GeneratorRule(generator, a=2.0, b=3.0, decay=0.5, generated=6, local_steps=2)
+    rule = GeneratorRule(generator, a=2.0, b=3.0, decay=0.5, local_steps=2)
     sim = simulate(FedGen, FED, layout, batch_size=4)
     task = sim.task
     (_, hop), *_ = sim.plan()
     hop = replace(hop, sent={"generator": generator.initial().double()}, round=3)
     rng = random_stream(0, Purpose.RULE, 3, hop.client, 0)
     numbers = rule.draw(rng, task, hop, 4)
-    assert torch.allclose(numbers["a"], torch.tensor([1.0, 1.0, 0.0, 0.0]).double() * 2.0 * 0.5**3 * 6 / 4)
+    assert torch.allclose(numbers["a"], torch.tensor([1.0, 1.0, 0.0, 0.0]).double() * 2.0 * 0.5**3)
     assert torch.allclose(numbers["b"], torch.tensor([1.0, 1.0, 0.0, 0.0]).double() * 3.0 * 0.5**3)
     x, y = FED.train.inputs(slice(0, 3), torch.float64), FED.train.y[:3]
     step = {name: values[0] for name, values in numbers.items()}
-    made = bound.head(generator.generate(hop.sent["generator"], generator.inputs(step["noise"], step["labels"])))
+    made = bound.head(
+        generator.generate(hop.sent["generator"], generator.inputs(step["noise"][:3], step["labels"][:3]))
+    )
     guide = bound.head(generator.generate(hop.sent["generator"], generator.inputs(step["own_noise"][:3], y)))
     wanted = (
         functional.cross_entropy(bound.logits(x), y)
-        + 2.0 * 0.125 * 6 / 4 * functional.cross_entropy(made, step["labels"])
+        + 2.0 * 0.125 * functional.cross_entropy(made, step["labels"][:3])
         + 3.0 * 0.125 * functional.kl_div(bound.logits(x).log_softmax(1), guide.softmax(1), reduction="batchmean")
     )
-    beside = LossInputs(row, hop.sent, {}, step)
+    beside = LossInputs(row, hop.sent, {}, {}, step)
     assert torch.allclose(rule.loss(bound, Batch(x, y), beside), wanted, atol=1e-13)
     padded = Batch(torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), torch.tensor([1.0, 1.0, 1.0, 0.0]).double())
     assert torch.allclose(rule.loss(bound, padded, beside), wanted, atol=1e-13)
@@ -86,8 +88,8 @@ def test_no_gradient_flows_through_the_generators_prediction():
     x, y = FED.train.inputs(slice(0, 3), torch.float64), FED.train.y[:3]
     row, noise = generator.initial().double(), torch.rand(3, 3).double()
     numbers = {"noise": noise, "labels": y, "own_noise": noise, "a": torch.tensor(0.0), "b": torch.tensor(1.0)}
-    loss = GeneratorRule(generator, 0.0, 1.0, 1.0, 3, 0).loss(
-        bound, Batch(x, y), LossInputs(leaf, {"generator": row}, {}, numbers)
+    loss = GeneratorRule(generator, 0.0, 1.0, 1.0, 0).loss(
+        bound, Batch(x, y), LossInputs(leaf, {"generator": row}, {}, {}, numbers)
     )
     (found,) = torch.autograd.grad(loss, leaf)
     target = bound.head(generator.generate(row, generator.inputs(noise, y))).softmax(1).detach()

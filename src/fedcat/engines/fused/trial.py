@@ -13,6 +13,7 @@ from fedcat.core.precision import precision_context
 from fedcat.data.pool import Pool
 from fedcat.engines.fused.chain import Chain, chain_of
 from fedcat.engines.rows import Rows
+from fedcat.engines.slab import no_loss_inputs
 from fedcat.engines.vmapped import Vmapped
 from fedcat.models.layout import Layout
 from fedcat.protocol.local_rule import LocalRule
@@ -89,8 +90,7 @@ def _distance(layout: Layout, pool: Pool, chain: Chain, batch: int, precision: s
             program: Program | Vmapped = Program(chain, pool, rows, precision)
             program.gradients(0, 2)
         else:
-            loss_inputs = {"start": row.new_empty(2, 0), "sent": {}, "memory": {}}
-            program = Vmapped(layout, pool, LocalRule(), rows, loss_inputs, {}, "fp32")
+            program = Vmapped(layout, pool, LocalRule(), rows, no_loss_inputs(rows.p), {}, "fp32")
             with precision_context():
                 program.gradients(0, 2)
         found.append({**layout.parameter_views(rows.g.clone()), "loss": program.losses.sum(1)})

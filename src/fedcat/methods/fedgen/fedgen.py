@@ -34,33 +34,33 @@ FLOOR = 1e-4
 class GeneratorRule(LocalRule):
     """The client's loss has two more terms whenever a generator was sent.
 
-    The teacher loss a * CE(head(G(y')), y') * (generated / batch size) is on features generated for random labels y'.
-    The latent loss b * KL(p(head(G(y))) || p(x)) is on features generated for the batch's own labels; its first
-    argument is detached. The generator normalizes by its running statistics.
+    The teacher loss a * CE(head(G(y')), y') is on features generated for random labels y', as many as the batch has
+    samples. The latent loss b * KL(p(head(G(y))) || p(x)) is on features generated for the batch's own labels; its
+    first argument is detached. The generator normalizes by its running statistics.
     """
 
     generator: Generator
     a: float
     b: float
     decay: float
-    generated: int
     local_steps: int
 
     def draw(self, rng: np.random.Generator, task: Task, hop: Hop, steps: int) -> dict[str, Tensor]:
         """Draw labels and noise; the terms' weights in this round come along, one per step."""
         if "generator" not in hop.sent:
             return {}
-        dtype, size = task.layout.dtype, self.generator.noise
-        labels = rng.integers(self.generator.classes, size=(steps, self.generated))
-        noise = rng.random((steps, self.generated, size), dtype=np.float32)
-        own_noise = rng.random((steps, max(2, task.batch_size + 1), size), dtype=np.float32)
+        dtype, length = task.layout.dtype, max(2, task.batch_size + 1)  # with a lone sample that joins a full batch
+        labels = rng.integers(self.generator.classes, size=(steps, length))
+        noise, own_noise = (
+            rng.random((steps, length, self.generator.noise), dtype=np.float32) for _ in ("teacher", "latent")
+        )
         active = np.arange(steps) < (self.local_steps or steps)
         a, b = (weight and max(FLOOR, weight * self.decay**hop.round) for weight in (self.a, self.b))
         return {
             "labels": torch.from_numpy(labels),
             "noise": torch.from_numpy(noise).to(dtype),
             "own_noise": torch.from_numpy(own_noise).to(dtype),
-            "a": torch.from_numpy(active * (a * self.generated / task.batch_size)).to(dtype),
+            "a": torch.from_numpy(active * float(a)).to(dtype),
             "b": torch.from_numpy(active * float(b)).to(dtype),
         }
 
@@ -71,9 +71,10 @@ class GeneratorRule(LocalRule):
         if "generator" not in inputs.sent:
             return cross_entropy
         row, drawn, generator = inputs.sent["generator"], inputs.drawn, self.generator
-        features = generator.generate(row, generator.inputs(drawn["noise"], drawn["labels"]))
-        teacher = functional.cross_entropy(net.head(features), drawn["labels"])
-        own = generator.generate(row, generator.inputs(drawn["own_noise"][: len(batch.y)], batch.y))
+        labels, noise, own_noise = (drawn[name][: len(batch.y)] for name in ("labels", "noise", "own_noise"))
+        features = generator.generate(row, generator.inputs(noise, labels))
+        teacher = batch.mean(functional.cross_entropy(net.head(features), labels, reduction="none"))
+        own = generator.generate(row, generator.inputs(own_noise, batch.y))
         target = functional.log_softmax(net.head(own), -1).detach()
         divergence = (target.exp() * (target - functional.log_softmax(logits, -1))).sum(-1)
         return cross_entropy + drawn["a"] * teacher + drawn["b"] * batch.mean(divergence)
@@ -110,7 +111,8 @@ class FedGen(FedAvg):
     hidden, noise : int
         The generator's width, and the number of its random inputs.
     generator_batch, generator_steps : int
-        Generated samples per batch, on the server and on clients, and the server's steps per round.
+        Generated samples per batch on the server, and its steps per round. A client generates as many as its batch
+        holds.
     generator_lr, generator_lr_decay, generator_weight_decay : float
         Of the generator's Adam; the learning rate is multiplied by the decay each round.
     teacher, diversity : float
@@ -149,7 +151,7 @@ class FedGen(FedAvg):
         check_bounds("generator_lr_decay", generator_lr_decay, at_least=0, at_most=1)
         generator = Generator(noise, context.classes, hidden, _latent(context))
         self.training = TrainingOptions(generator_batch, generator_steps, generator_weight_decay, teacher, diversity)
-        self.rule = GeneratorRule(generator, a, b, decay, generator_batch, local_steps)
+        self.rule = GeneratorRule(generator, a, b, decay, local_steps)
         self.lr, self.lr_decay = generator_lr, generator_lr_decay
         self.memory: ClientMemory = ClientMemory({"told": context.start.new_zeros(())})
         self.labels: dict[int, Tensor] = {}

@@ -1,0 +1,106 @@
+"""A rule's own loss is tested before it trains in a stack, where batches are padded."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from helpers import DEVICES, federation, layout_of, simulate, small_net
+from torch import nn
+from torch.nn import functional
+
+from fedcat.core.errors import SettingError
+from fedcat.methods import FedAvg
+from fedcat.protocol.local_rule import LocalRule
+
+FED = federation([3, 9, 5, 12, 7, 4])
+
+
+def run(rule, engine="stacked", net=None, device="cpu", **words):
+    class WithRule(FedAvg):
+        def __init__(self, context):
+            super().__init__(context)
+            self.rule = rule
+
+    layout = layout_of(net or small_net(), torch.float64, device)
+    sim = simulate(WithRule, FED, layout, engine, **{"rounds": 2, "k": 3, "batch_size": 4, **words})
+    sim.run()
+    return sim.method.row
+
+
+@dataclass(frozen=True)
+class Unmasked(LocalRule):
+    def loss(self, net, batch, inputs):
+        return functional.cross_entropy(net.logits(batch.x), batch.y)
+
+
+@dataclass(frozen=True)
+class DividedByLength(LocalRule):
+    """Leaves out padded places but counts them."""
+
+    def loss(self, net, batch, inputs):
+        losses = functional.cross_entropy(net.logits(batch.x), batch.y, reduction="none")
+        return (losses if batch.mask is None else losses * batch.mask).sum() / len(batch.y)
+
+
+@dataclass(frozen=True)
+class Masked(LocalRule):
+    def loss(self, net, batch, inputs):
+        return batch.mean(functional.cross_entropy(net.logits(batch.x), batch.y, reduction="none"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", [Unmasked(), DividedByLength()])
+def test_a_loss_that_padding_changes_is_refused_with_the_remedy(rule, device):
+    with pytest.raises(SettingError, match=r"loss changes if its batch is padded.*batch\.mean\(losses\).*sequential"):
+        run(rule, device=device)
+
+
+def test_the_sequential_engine_never_pads_and_takes_such_a_loss():
+    assert torch.allclose(run(Unmasked(), "sequential"), run(Masked(), "stacked"), atol=1e-12)
+
+
+def test_a_net_that_mixes_samples_is_never_padded_and_takes_such_a_loss():
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+
+    rows = [run(Unmasked(), engine, net(), batch_size=100) for engine in ("sequential", "stacked")]
+    assert torch.allclose(*rows, atol=1e-10)
+
+
+def test_a_loss_that_vmap_cannot_run_is_refused_with_the_reason():
+    @dataclass(frozen=True)
+    class Branches(LocalRule):
+        def loss(self, net, batch, inputs):
+            found = super().loss(net, batch, inputs)
+            return found if found > 0 else -found
+
+    with pytest.raises(SettingError, match=r"Branches\.loss cannot run for several clients at once.*sequential"):
+        run(Branches())
+    assert torch.isfinite(run(Branches(), "sequential")).all()
+
+
+def test_a_loss_per_sample_is_refused():
+    @dataclass(frozen=True)
+    class PerSample(LocalRule):
+        def loss(self, net, batch, inputs):
+            return functional.cross_entropy(net.logits(batch.x), batch.y, reduction="none")
+
+    with pytest.raises(SettingError, match=r"PerSample\.loss must return a scalar, got shape \(\d+,\)"):
+        run(PerSample())
+
+
+def test_a_loss_is_tried_once_for_each_net(monkeypatch):
+    from fedcat.engines import stacked
+
+    tried = []
+    monkeypatch.setattr(stacked, "check_loss", tried.append)
+    run(Masked(), rounds=4)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_the_trial_holds_for_every_batch_size(batch_size):
+    with pytest.raises(SettingError, match="padded"):
+        run(Unmasked(), batch_size=batch_size)
+    assert torch.isfinite(run(Masked(), batch_size=batch_size)).all()
