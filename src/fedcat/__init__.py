@@ -1,30 +1,79 @@
-"""Federated learning on skewed data: FedCat and its baselines."""
+"""Federated learning on skewed data: FedCat and its baselines.
 
-from fedcat.api import compare, load_model, run
-from fedcat.config.settings import Settings
-from fedcat.core.errors import DataError, SettingError
-from fedcat.core.rng import Purpose, random_stream
-from fedcat.data.dataset import DATASETS, Dataset, load_dataset
-from fedcat.data.federation import Federation
-from fedcat.data.partitions import PARTITIONS, partition
-from fedcat.data.pool import Normalize, Pool
-from fedcat.methods import METHODS, FedAvg, FedCat
-from fedcat.methods.average import weighted_mean
-from fedcat.methods.base import Context, Method, ServerWork
-from fedcat.methods.client_memory import ClientMemory
-from fedcat.methods.rounds import RoundMethod
-from fedcat.methods.selection import SELECTORS
-from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer
-from fedcat.models.layout import Layout
-from fedcat.models.nets import NETS
-from fedcat.protocol.hop import Hop
-from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
-from fedcat.protocol.reply import Reply, Status
-from fedcat.protocol.task import Task
-from fedcat.runs.comparison import Comparison, VariantResult
-from fedcat.runs.simulation import Record, Simulation, run_together
-from fedcat.runs.summary import Result
+Names are imported when they are first used: `fedcat --version` and an interrupt need no PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedcat.version import __version__
+
+if TYPE_CHECKING:
+    from fedcat.api import compare, load_model, run
+    from fedcat.config.settings import Settings
+    from fedcat.core.errors import DataError, SettingError
+    from fedcat.core.rng import Purpose, random_stream
+    from fedcat.data.dataset import DATASETS, Dataset, load_dataset
+    from fedcat.data.federation import Federation
+    from fedcat.data.partitions import PARTITIONS, partition
+    from fedcat.data.pool import Normalize, Pool
+    from fedcat.methods import METHODS, FedAvg, FedCat
+    from fedcat.methods.average import weighted_mean
+    from fedcat.methods.base import Context, Method, ServerWork
+    from fedcat.methods.client_memory import ClientMemory
+    from fedcat.methods.rounds import RoundMethod
+    from fedcat.methods.selection import SELECTORS
+    from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer
+    from fedcat.models.layout import Layout
+    from fedcat.models.nets import NETS
+    from fedcat.protocol.hop import Hop
+    from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
+    from fedcat.protocol.reply import Reply, Status
+    from fedcat.protocol.task import Task
+    from fedcat.runs.comparison import Comparison, VariantResult
+    from fedcat.runs.simulation import Record, Simulation, run_together
+    from fedcat.runs.summary import Result
+
+_HOMES = {
+    "api": ("compare", "load_model", "run"),
+    "config.settings": ("Settings",),
+    "core.errors": ("DataError", "SettingError"),
+    "core.rng": ("Purpose", "random_stream"),
+    "data.dataset": ("DATASETS", "Dataset", "load_dataset"),
+    "data.federation": ("Federation",),
+    "data.partitions": ("PARTITIONS", "partition"),
+    "data.pool": ("Normalize", "Pool"),
+    "methods": ("METHODS", "FedAvg", "FedCat"),
+    "methods.average": ("weighted_mean",),
+    "methods.base": ("Context", "Method", "ServerWork"),
+    "methods.client_memory": ("ClientMemory",),
+    "methods.rounds": ("RoundMethod",),
+    "methods.selection": ("SELECTORS",),
+    "methods.server_optimizer": ("SERVER_OPTIMIZERS", "ServerOptimizer"),
+    "models.layout": ("Layout",),
+    "models.nets": ("NETS",),
+    "protocol.hop": ("Hop",),
+    "protocol.local_rule": ("Batch", "LocalRule", "LossInputs"),
+    "protocol.reply": ("Reply", "Status"),
+    "protocol.task": ("Task",),
+    "runs.comparison": ("Comparison", "VariantResult"),
+    "runs.simulation": ("Record", "Simulation", "run_together"),
+    "runs.summary": ("Result",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that defines it."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedcat' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"fedcat.{_HOME[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "DATASETS",

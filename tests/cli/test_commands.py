@@ -40,7 +40,7 @@ def test_run_shows_progress_and_writes_a_folder(fedcat_command, tmp_path):
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
     assert all("rounds/s" in line and "left" in line and "fedcat" in line for line in lines)
     assert "directory runs/fedcat-digits-1" in out
-    assert "note: rounds = 3 is not a multiple of K = 2" in err
+    assert "note: FedCat aggregates every K = 2 rounds, of which rounds = 3 is not a multiple" in err
     assert (tmp_path / "runs" / "fedcat-digits-1" / "model.safetensors").exists()
     assert "runs/fedcat-digits-2" in fedcat_command("run", *SHORT)[1]
 
@@ -132,7 +132,7 @@ BAD = [
     (run_with("--alpha", "much"), "alpha must be a number, got 'much'"),
     (run_with("--clients", "2000"), "clients must be at most the 1437 training samples, got 2000"),
     (run_with("--per-round", "51"), "per_round must be at least 1 and at most the 50 clients, got 51"),
-    (run_with("--rounds", "0"), "rounds must be at least 1, got 0"),
+    (run_with("--rounds", "0"), "rounds must be at least 1 and at most 1,000,000,000, got 0"),
     (run_with("--method", "fedcta"), "unknown method 'fedcta': did you mean 'fedcat'?"),
     (run_with("--dataset", "MNITS"), "unknown dataset 'MNITS': did you mean 'mnist'?"),
     (run_with("--dataset", "digit"), "unknown dataset 'digit': did you mean 'digits'?"),
@@ -150,7 +150,7 @@ BAD = [
     (run_with("bad.toml"), "unknown setting 'alhpa': did you mean 'alpha'?"),
     (run_with("nowhere.toml"), "settings file 'nowhere.toml' does not exist"),
     (run_with("--out", "full"), "out directory 'full' already holds a run"),
-    (run_with("-o", "epsilon"), "option must have the form NAME=VALUE, got 'epsilon'"),
+    (run_with("-o", "epsilon"), "option must have the form NAME=VALUE or METHOD.NAME=VALUE, got 'epsilon'"),
     (run_with("-o", "mu=1"), "unknown option of fedcat 'mu'"),
     (run_with("--method", "fedavg", "-o", "mu=1"), "unknown option of fedavg 'mu': available: weighting"),
     (run_with("-o", "epsilon=2"), "epsilon must be at least 0 and at most 1, got 2"),

@@ -56,8 +56,8 @@ def test_show_prints_figures_and_draws(fedcat_command, mnist):
     assert code == 0
     assert out.startswith("mnist: 6 clients, 120 training and 30 test samples, 10 classes\n")
     assert "mean total variation distance" in out
-    assert "plot: mnist-dirichlet-0.3-6-seed0.png" in out
-    assert Path("mnist-dirichlet-0.3-6-seed0.png").stat().st_size > 10_000
+    assert "plot: runs/mnist-dirichlet-0.3-6-seed0.png" in out
+    assert Path("runs/mnist-dirichlet-0.3-6-seed0.png").stat().st_size > 10_000
 
 
 def test_show_writes_a_table_and_takes_options(fedcat_command):
@@ -217,7 +217,7 @@ def test_names_that_look_like_markup_or_formulas_are_names(fedcat_command, tmp_p
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-m", "fedcat", *words], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "plot: photos-iid-2-seed0.png" in done.stdout
+    assert "plot: runs/photos-iid-2-seed0.png" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_what_a_preset_replaces_in_a_file_is_said(fedcat_command, mnist):
     assert "seed = 3" in Path("g/settings.toml").read_text()
     words = ["run", "g/settings.toml", "--preset", "paper", *SHORT, "--out", "h"]
     assert "g/settings.toml: net lab-mnist, momentum 0.5\n" in fedcat_command(*words)[2]
-    assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 client per round; epochs 1" in out
+    assert "preset lab; net lab-mnist; partition dirichlet, alpha 0.5; 1 client per round; 1 epoch" in out
 
 
 def test_what_has_no_effect_is_noted(fedcat_command):

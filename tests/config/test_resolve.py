@@ -73,8 +73,9 @@ def test_options_of_ones_own_partition_are_settings_too():
         resolve({"partition": seeded})
 
 
-def test_fraction_beside_per_round_is_noted():
-    assert resolve({"fraction": 0.5, "per_round": 3}).notes == ("fraction has no effect if per_round is set",)
+def test_fraction_beside_per_round_is_refused():
+    with pytest.raises(SettingError, match=r"per_round 3 and fraction 0.5 are both set: leave one out"):
+        resolve({"fraction": 0.5, "per_round": 3})
     assert resolve({"per_round": 3}, SettingsFile("f", {"fraction": 0.5})).notes == ()
 
 

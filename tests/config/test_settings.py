@@ -43,7 +43,7 @@ def test_clients_per_round():
         ({"lr": 0.0}, "lr must be > 0, got 0"),
         ({"lr": float("nan")}, "lr must be > 0 and finite, got nan"),
         ({"lr": float("inf")}, "lr must be > 0 and finite, got inf"),
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": 0}, "rounds must be at least 1 and at most 1,000,000,000, got 0"),
         ({"rounds": 2.5}, "rounds must be an integer, got 2.5"),
         ({"rounds": True}, "rounds must be an integer, got True"),
         ({"fraction": 1.1}, "fraction must be > 0 and at most 1, got 1.1"),

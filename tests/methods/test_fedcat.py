@@ -143,16 +143,19 @@ def test_a_client_that_is_named_twice_gets_two_orders_of_batches():
         def select(self, round):
             return np.array([4, 4, 2])
 
-    method = FedCat(replace(context(k=3), selector=Pair()))
+    method = FedCat(replace(context(k=3), selector=Pair()), grouping=False)
     assert [(hop.client, hop.visit) for hop in method.plan(1)] == [(4, 0), (4, 1), (2, 0)]
 
 
 def test_the_last_partial_cycle_is_aggregated_and_announced():
     sim = simulate(FedCat, federation([5] * 9), LAYOUT, rounds=5, k=3)
-    assert sim.method.advice(5) == [
-        "rounds = 5 is not a multiple of K = 3: the last cycle is averaged after 2 of its 3 rounds"
+    assert sim.method.advice(5, 3) == [
+        "FedCat aggregates every K = 3 rounds, of which rounds = 5 is not a multiple: the last cycle is averaged after "
+        "2 of its 3 rounds"
     ]
-    assert sim.method.advice(6) == []
+    assert sim.method.advice(6, 6) == sim.method.advice(6, 100) == []
+    (note,) = sim.method.advice(6, 4)
+    assert note.startswith("FedCat aggregates every K = 3 rounds; evaluations in between see the last aggregated model")
     copies = {}
 
     class Spy(type(sim.method)):

@@ -38,7 +38,28 @@ def test_every_net_has_exactly_its_parameters(name, classes, parameters):
 
 
 def test_the_list_of_nets_is_complete():
-    assert {name for name, _ in NETS} == set(SHAPES)
+    assert {name for name, _ in NETS} == {*SHAPES, "mlp", "cnn"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count"),
+    [
+        ("mlp", (20,), 20 * 200 + 200 + 200 * 200 + 200 + 200 * 7 + 7),
+        ("mlp", (3, 5, 4), None),
+        ("cnn", (3, 9, 4), None),
+    ],
+)
+def test_nets_for_any_data(name, shape, count):
+    net = NETS.get(name)(shape, 7)
+    assert net(torch.zeros(2, *shape)).shape == (2, 7)
+    assert count is None or sum(p.numel() for p in net.parameters()) == count
+    assert torch.equal(net.head(net.features(torch.ones(2, *shape))), net(torch.ones(2, *shape)))
+
+
+@pytest.mark.parametrize("shape", [(20,), (3, 2, 8)])
+def test_the_cnn_says_which_data_it_takes(shape):
+    with pytest.raises(SettingError, match=r"'cnn' takes images of shape .* choose mlp"):
+        NETS.get("cnn")(shape, 3)
 
 
 def test_the_crop_is_central():

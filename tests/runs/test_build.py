@@ -173,7 +173,7 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
     ready.simulation.run()
     assert ready.simulation.engine.name == "stacked"
     assert torch.isfinite(ready.simulation.method.row).all()
-    with pytest.raises(SettingError, match="min_samples must be at least 2"):
+    with pytest.raises(SettingError, match=r"clients? holds? a single sample.* set min_samples to 2 or more"):
         Builder().build({**words, "partition": "dirichlet", "alpha": 0.1, "clients": 50, "seed": 1})
 
 
@@ -207,7 +207,10 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
         ({"device": "cuda:99"}, "device 'cuda:99'"),
         ({"device": "nonsense"}, "device 'nonsense' cannot be used"),
         ({"selector": "unifrom"}, "unknown selector 'unifrom': did you mean 'uniform'"),
-        ({"selector": lambda round, rng, samples, k: [0] * (k + 1)}, "selector must return 2 clients"),
+        (
+            {"method": "fedavg", "selector": lambda round, rng, samples, k: [0] * (k + 1)},
+            "selector must return 2 clients",
+        ),
     ],
 )
 def test_bad_parts_are_named(given, message):
@@ -229,7 +232,7 @@ def test_a_federation_brings_its_own_clients():
     with pytest.raises(SettingError, match="clients must be 12 as in the federation, got 5"):
         fedcat.run(dataset=fed, net=nn.Linear(4, 3), clients=5)
     with pytest.raises(
-        SettingError, match="net must be given, see `fedcat nets`: dataset '<custom>' has no default net"
+        SettingError, match="net must be given: dataset '<custom>' has no default net; mlp fits any data"
     ):
         fedcat.run(dataset=fed)
 

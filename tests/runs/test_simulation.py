@@ -9,10 +9,10 @@ import torch
 from helpers import federation, layout_of, simulate, small_net
 from rich.console import Console
 
-from fedcat.cli.progress import ProgressDisplay
 from fedcat.core.interrupt import DeferredInterrupt
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.base import Method
+from fedcat.runs.progress import ProgressDisplay
 from fedcat.runs.simulation import Record, run_together
 
 FED = federation([3, 9, 5, 12, 7, 4])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,16 +16,20 @@ from rich.console import Console
 
 from fedcat.cli import bench, data
 from fedcat.cli.options import (
+    Command,
     DatasetOptions,
+    Group,
     MethodOptions,
     PartitionOptions,
     ServerOptions,
+    Trust,
     assignments,
+    method_tables,
     with_settings,
 )
-from fedcat.cli.progress import ProgressDisplay
 from fedcat.cli.tables import (
     describe,
+    plural,
     say,
     show_comparison,
     show_fields,
@@ -34,7 +38,7 @@ from fedcat.cli.tables import (
     show_registry,
     show_result,
 )
-from fedcat.config.layers import RENAMED
+from fedcat.config.layers import RENAMED, SettingsFile
 from fedcat.config.presets import preset, preset_datasets, preset_names
 from fedcat.config.toml import toml
 from fedcat.core.errors import SettingError
@@ -46,11 +50,14 @@ from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 from fedcat.models.nets import NETS
 from fedcat.runs.build import Builder
 from fedcat.runs.comparison import Comparison
-from fedcat.runs.folder import check_free
+from fedcat.runs.folder import check_free, reserve
+from fedcat.runs.progress import ProgressDisplay
 from fedcat.runs.runner import execute
+from fedcat.runs.summary import Result
 from fedcat.version import __version__
 
 app = typer.Typer(
+    cls=Group,
     help="Federated learning on skewed data: FedCat and its baselines.",
     no_args_is_help=True,
     add_completion=False,
@@ -58,7 +65,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(data.app, name="data")
-app.command()(bench.bench)
+app.command(cls=Command)(bench.bench)
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
 
@@ -74,13 +81,13 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+        bool, typer.Option("--version", callback=_version, is_eager=True, metavar=" ", help="print the version")
     ] = False,
 ) -> None:
     pass
 
 
-@app.command()
+@app.command(cls=Command)
 @with_settings()
 def run(
     given: Mapping[str, Any],
@@ -93,6 +100,7 @@ def run(
         Path | None,
         typer.Option("--out", help="directory of the run [runs/METHOD-DATASET-1, ...]", show_default=False),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Run one method and write its results to a directory.
 
@@ -101,26 +109,27 @@ def run(
     """
     if out_folder is not None:
         check_free(out_folder)
+    tables = _tables(option, dataset_option, partition_option, server_option)
     with _setting_up():
-        prepared = Builder().build({**given, **_tables(option, dataset_option, partition_option, server_option)}, file)
+        prepared = Builder().build({**given, **tables}, SettingsFile.read(file, trust, given.values()))
     settings, decisions = prepared.settings, prepared.decisions
-    path = out_folder or _free_folder(f"{settings.method}-{settings.dataset}")
-    check_free(path)
     show_notes(err, prepared.notes)
     say(out, f"{settings.method} on {prepared.federation}")
     say(out, describe([settings]))
     say(out, f"engine {decisions.engine} on {decisions.device}: {decisions.reason}")
     progress = ProgressDisplay(out, [settings.method], [settings.rounds])
-    try:
-        with progress:
-            result = execute([prepared], [path], progress)[0]
-    except KeyboardInterrupt:
-        _interrupted(progress, path)
-    show_notes(err, [note for note in result.summary["notes"] if note not in prepared.notes])
+    with _folder(out_folder, f"{settings.method}-{settings.dataset}") as path:
+        try:
+            with progress:
+                result = execute([prepared], [path], progress)[0]
+        except KeyboardInterrupt:
+            _interrupted(progress, path)
+    show_notes(err, result.summary["notes"][len(prepared.notes) :])
     show_result(out, result)
+    _exit([result])
 
 
-@app.command()
+@app.command(cls=Command)
 @with_settings(without=("method", "seed"))
 def compare(
     given: Mapping[str, Any],
@@ -139,6 +148,7 @@ def compare(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="directory of the comparison [runs/compare-DATASET-1, ...]")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Run several methods over several seeds side by side.
 
@@ -152,29 +162,32 @@ def compare(
     if seed is not None:
         settings["seed"] = _integer("seed", seed)
     with _setting_up():
-        comparison = Comparison(names, _integer("seeds", seeds), swept, out_folder, file, **settings)
+        comparison = Comparison(names, _integer("seeds", seeds), swept, out_folder, file, trust, **settings)
     runs = comparison.runs
-    path = comparison.out = out_folder or _free_folder(f"compare-{runs[0].settings.dataset}")
     show_notes(err, comparison.notes)
     federations = {str(one.federation): one.federation.name for one in runs}
     on = next(iter(federations)) if len(federations) == 1 else ", ".join(dict.fromkeys(federations.values()))
-    say(out, f"{len(runs)} runs side by side on {on}")
+    say(out, f"{plural(len(runs), 'run')} side by side on {on}")
     say(out, describe([one.settings for one in runs]))
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     progress = ProgressDisplay(out, labels, [one.settings.rounds for one in runs])
-    try:
-        with progress:
-            found = comparison.run(progress)
-    except KeyboardInterrupt:
-        _interrupted(progress, path)
-    notes = [note for variant in found for result in variant.results for note in result.summary["notes"]]
-    show_notes(err, [note for note in notes if note not in comparison.notes])
+    with _folder(out_folder, f"compare-{runs[0].settings.dataset}") as path:
+        comparison.out = path
+        try:
+            with progress:
+                found = comparison.run(progress)
+        except KeyboardInterrupt:
+            _interrupted(progress, path)
+    results = [result for variant in found for result in variant.results]
+    late = [result.summary["notes"][len(one.notes) :] for result, one in zip(results, runs, strict=True)]
+    show_notes(err, comparison.named_notes(late))
     show_comparison(out, found)
     total = sum(one.simulation.seconds for one in runs)
-    show_fields(out, {"time": f"{total:.1f} s for all {len(runs)} runs", "directory": str(path)})
+    show_fields(out, {"time": f"{total:.1f} s for {plural(len(runs), 'run')}", "directory": str(path)})
+    _exit(results)
 
 
-@app.command("methods")
+@app.command("methods", cls=Command)
 def list_methods() -> None:
     """List the methods and their options, the selectors and the server optimizers."""
     show_parts(out, METHODS)
@@ -182,13 +195,13 @@ def list_methods() -> None:
     show_parts(out, SERVER_OPTIMIZERS)
 
 
-@app.command("nets")
+@app.command("nets", cls=Command)
 def list_nets() -> None:
     """List the nets."""
     show_registry(out, NETS)
 
 
-@app.command("presets")
+@app.command("presets", cls=Command)
 def show_presets(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="lab or paper; default: both")] = None,
     dataset: Annotated[
@@ -215,10 +228,10 @@ def _setting_up() -> Iterator[None]:
 
 def _tables(*texts: list[str] | None) -> dict[str, Any]:
     """Return the options that were typed for the method, the dataset, the partition and the server optimizer."""
-    kinds = ("option", "dataset-option", "partition-option", "server-option")
-    tables = ("method_options", "dataset_options", "partition_options", "server_options")
-    found = {table: assignments(kind, typed) for table, kind, typed in zip(tables, kinds, texts, strict=True)}
-    return {name: table for name, table in found.items() if table}
+    of_method, *others = texts
+    kinds = ("dataset", "partition", "server")
+    found = {f"{k}_options": assignments(f"{k}-option", typed) for k, typed in zip(kinds, others, strict=True)}
+    return {**method_tables(of_method), **{name: table for name, table in found.items() if table}}
 
 
 def _integer(name: str, text: str) -> int:
@@ -228,20 +241,28 @@ def _integer(name: str, text: str) -> int:
     return value
 
 
-def _free_folder(stem: str) -> Path:
-    """Return the first of runs/STEM-1, runs/STEM-2, ... that does not exist."""
-    stem = stem.replace(":", "-").replace("/", "-")
-    number = 1
-    while (Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return Path("runs") / f"{stem}-{number}"
+@contextmanager
+def _folder(chosen: Path | None, stem: str) -> Iterator[Path]:
+    """Yield the directory that the user chose, or reserve a new one, which is removed again if it stays empty."""
+    path = chosen or reserve(stem)
+    try:
+        yield path
+    finally:
+        if chosen is None and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _exit(results: Sequence[Result]) -> None:
+    """End with exit code 1 if a run trained nothing or could not be written."""
+    if any(result.status == "untrained" or result.unwritten for result in results):
+        raise typer.Exit(1)
 
 
 def _interrupted(progress: ProgressDisplay, path: Path) -> NoReturn:
     say(
         err,
-        f"interrupted after {progress.done} rounds; kept in {path}: the settings, the history and traffic of those "
-        "rounds, and the model as it was last aggregated",
+        f"interrupted after {plural(progress.done, 'round')}; kept in {path}: the settings, the history and traffic of "
+        "those rounds, and the model as it was last aggregated",
     )
     raise typer.Exit(130)
 

@@ -35,7 +35,8 @@ def bench(
     samples: Annotated[int | None, typer.Option(help="total samples [as in the net's dataset]")] = None,
     turns: Annotated[int, typer.Option(help="rounds to time, alternating with the plain loop")] = 3,
     exact: Annotated[
-        bool | None, typer.Option("--exact/--no-exact", help="same bits no matter what else runs [on for a CPU]")
+        bool | None,
+        typer.Option("--exact/--no-exact", metavar=" ", help="same bits no matter what else runs [on for a CPU]"),
     ] = None,
     device: Annotated[str, typer.Option(help="PyTorch device: auto, cpu, cuda, cuda:0, ...")] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="write all results to this file")] = None,

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedcat.cli.options import DatasetOptions, PartitionOptions, assignments, with_settings
+from fedcat.cli.options import Command, DatasetOptions, Group, PartitionOptions, Trust, assignments, with_settings
 from fedcat.cli.tables import describe_partition, say, show_datasets, show_notes, show_partition, show_parts
+from fedcat.config.layers import SettingsFile
 from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.data.dataset import DATASETS
@@ -25,7 +26,7 @@ from fedcat.data.skew import Skew
 from fedcat.report.partition_plot import check_plot, draw_partition
 from fedcat.runs.build import Builder
 
-app = typer.Typer(help="List, download and inspect data.", no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(cls=Group, help="List, download and inspect data.", no_args_is_help=True, rich_markup_mode="markdown")
 out = Console(highlight=False, markup=False)
 
 DATA_SETTINGS = (
@@ -38,7 +39,7 @@ DataDir = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_datasets(data_dir: DataDir = "") -> None:
     """List the datasets, where their files were found, their options, and the partitions."""
     found = {}
@@ -49,7 +50,7 @@ def list_datasets(data_dir: DataDir = "") -> None:
     show_parts(out, PARTITIONS)
 
 
-@app.command()
+@app.command(cls=Command)
 def get(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="mnist, cifar10, cifar100, femnist")],
     data_dir: DataDir = "",
@@ -70,22 +71,25 @@ def get(
         say(out, f"{name}: {counts} samples, {how}, from {_location(files)}")
 
 
-@app.command()
+@app.command(cls=Command)
 @with_settings(only=DATA_SETTINGS)
 def show(
     given: Mapping[str, Any],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="the dataset, or module:function")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="the dataset, module:function, or a settings file that ends in .toml")
+    ],
     dataset_option: DatasetOptions = None,
     partition_option: PartitionOptions = None,
     rows: Annotated[int, typer.Option(metavar="NUMBER", help="how many clients to list; 0 for all")] = 20,
     plot: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="plot file, .png, .svg or .pdf [named after data and partition]"),
+        typer.Option("--out", metavar="FILE", help="plot file, .png, .svg or .pdf [runs/DATASET-PARTITION-....png]"),
     ] = None,
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="only print")] = False,
+    no_plot: Annotated[bool, typer.Option("--no-plot", metavar=" ", help="only print")] = False,
     table: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="also write samples by client and class to a CSV file")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Show how a dataset is divided over clients: sizes, classes, skew, and a plot."""
     if plot is not None:
@@ -96,12 +100,16 @@ def show(
         raise SettingError(f"rows must be at least 0, got {rows}")
     options = assignments("dataset-option", dataset_option)
     partition_options = assignments("partition-option", partition_option)
-    tables = {"dataset_options": options, **({"partition_options": partition_options} if partition_options else {})}
-    settings, federation, notes = Builder().divide({**given, "dataset": name, **tables})
+    tables = {"dataset_options": options, "partition_options": partition_options}
+    file = SettingsFile.read(name if name.endswith(".toml") else None, trust, given.values())
+    named = {} if file.name else {"dataset": name}
+    chosen = {**given, **named, **{table: found for table, found in tables.items() if found}}
+    settings, federation, notes = Builder().divide(chosen, file)
     show_notes(out, notes)
     show_partition(out, federation, Skew.of(federation), rows or federation.clients)
     if not no_plot:
-        target = plot or Path(_plot_name(settings, federation, options))
+        target = plot or Path("runs") / _plot_name(settings, federation, options)
+        _make(target.parent)
         title = f"{federation}\npartition {describe_partition(settings)}, seed {settings.partition_seed}"
         draw_partition(federation, target, title)
         say(out, f"plot: {target}")

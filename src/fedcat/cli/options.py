@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from fedcat.config.layers import option_settings
 from fedcat.config.settings import DATA, SERVER, TABLES, Settings, value_type
@@ -17,6 +18,29 @@ from fedcat.core.options import Typed, declarations, options
 from fedcat.core.registry import Registry
 from fedcat.data.partitions import PARTITIONS
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+
+
+class Command(TyperCommand):
+    """A command whose ``--help`` is listed without a type."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option, with a blank in the place of its type."""
+        return _untyped(super().get_help_option(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose ``--help`` is listed without a type."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option, with a blank in the place of its type."""
+        return _untyped(super().get_help_option(ctx))
+
+
+def _untyped(option: Any) -> Any:
+    if option is not None:
+        option.metavar = " "
+    return option
+
 
 PARTS: dict[str, tuple[Registry[Any], str]] = {
     "partition_options": (PARTITIONS, DATA),
@@ -29,10 +53,34 @@ def _table_option(flags: tuple[str, str], help: str) -> Any:
     return Annotated[list[str] | None, typer.Option(*flags, metavar="NAME=VALUE", help=f"{help}; repeatable")]
 
 
-MethodOptions = _table_option(("--option", "-o"), "option of the method, such as epsilon=0.5")
+MethodOptions = _table_option(
+    ("--option", "-o"),
+    "option of the method, such as epsilon=0.5; METHOD.NAME=VALUE: of this method alone, also its lr, momentum, "
+    "weight_decay, clip, epochs or batch_size, such as scaffold.clip=10",
+)
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", metavar=" ", help="import what the settings file names as module:attribute, which runs its code"
+    ),
+]
 DatasetOptions = _table_option(("--dataset-option", "-d"), "option of the dataset, such as labels=fine")
 PartitionOptions = _table_option(("--partition-option", "-p"), "option of the partition; built-in ones are also flags")
 ServerOptions = _table_option(("--server-option", "-s"), "option of the server optimizer; built-in ones are also flags")
+
+
+def method_tables(texts: list[str] | None) -> dict[str, Any]:
+    """Return options of the methods that take them, and those of single methods, which were typed as METHOD.NAME."""
+    typed = assignments("option", texts, "NAME=VALUE or METHOD.NAME=VALUE")
+    plain: dict[str, Any] = {name: value for name, value in typed.items() if "." not in name}
+    single: dict[str, dict[str, Any]] = {}
+    for name, value in typed.items():
+        method, dot, option = name.rpartition(".")
+        if dot and option in plain:
+            raise SettingError(f"option must set {option} only once, got {option} and {name}")
+        if dot:
+            single.setdefault(method, {})[option] = value
+    return {name: table for name, table in (("method_options", plain), ("options", single)) if table}
 
 
 def with_settings(
@@ -79,7 +127,9 @@ def _parameter(name: str) -> inspect.Parameter:
         metavar = "NAME" if kind is str else "A,B" if kind is list else "NUMBER"
         if kind is bool:
             help += " [off]" if found.default is False else ""
-            choice = typer.Option(f"{flag}/--no-{flag[2:]}", help=help, show_default=False, rich_help_panel=panel)
+            choice = typer.Option(
+                f"{flag}/--no-{flag[2:]}", help=help, metavar=" ", show_default=False, rich_help_panel=panel
+            )
             return _keyword(name, bool | None, choice)
         if kind is not list and found.default not in (None, ""):
             help += f" [{found.default}]"
@@ -112,7 +162,8 @@ def assignments(kind: str, texts: list[str] | None, form: str = "NAME=VALUE") ->
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
             raise SettingError(f"{kind} must have the form {form}, got {text!r}")
-        name = name.strip().replace("-", "_")
+        part, dot, option = name.strip().rpartition(".")
+        name = part + dot + option.replace("-", "_")
         if name in found:
             raise SettingError(f"{kind} must set {name} only once")
         found[name] = Typed(value.strip())

@@ -18,8 +18,11 @@ from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.data.federation import Federation
 from fedcat.data.skew import Skew
 from fedcat.methods import declared
-from fedcat.runs.comparison import VariantResult
+from fedcat.runs.comparison import VariantResult, mean_std
 from fedcat.runs.summary import Result
+
+MOST_SEEDS = 5
+"""Seeds whose differences are listed; the mean is over all."""
 
 
 def say(console: Console, text: str, indent: int = 0) -> None:
@@ -35,6 +38,11 @@ def show_notes(console: Console, notes: Iterable[str]) -> None:
     """Print notes for the user, each once."""
     for note in dict.fromkeys(notes):
         say(console, f"note: {note}")
+
+
+def plural(count: int, word: str) -> str:
+    """Return a number and a noun, with an s unless it is one."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def show_fields(console: Console, fields: dict[str, str]) -> None:
@@ -54,11 +62,11 @@ def describe(settings: Sequence[Settings]) -> str:
         same(lambda s: f"preset {s.preset}" if s.preset else ""),
         same(lambda s: f"net {s.net}"),
         same(lambda s: f"partition {describe_partition(s)}"),
-        same(lambda s: f"{s.k} client{'s' if s.k != 1 else ''} per round"),
-        same(lambda s: f"epochs {s.epochs}; batch size {s.batch_size}"),
+        same(lambda s: f"{plural(s.k, 'client')} per round"),
+        same(lambda s: f"{plural(s.epochs, 'epoch')}; batch size {s.batch_size}"),
         same(lambda s: f"lr {s.lr:g}"),
         same(lambda s: f"momentum {s.momentum:g}"),
-        same(lambda s: f"{s.rounds:,} rounds"),
+        same(lambda s: plural(s.rounds, "round")),
     )
     return "; ".join(filter(None, parts))
 
@@ -100,21 +108,47 @@ def show_comparison(console: Console, lines: Sequence[VariantResult]) -> None:
     say(console, f"test accuracy in %, {title}")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run")
-    for heading in ("best", "last five", "traffic", "time"):
+    for heading in ("best", "last five", "traffic", "est. time" if lines[0].seconds_estimated else "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
         for model in ("global", *(name for name in line.others if not name.startswith("copy "))):
-            figures = [line.mean_std(figure, model) for figure in ("best", "last_five")]
-            spread = [f" {pm} {100 * deviation:.2f}" if seeds > 1 else "" for _, deviation in figures]
-            scores = [f"{100 * mean:.2f}{s}" for (mean, _), s in zip(figures, spread, strict=True)]
+            scores = [_score(line.mean_std(figure, model), pm) for figure in ("best", "last_five")]
             cost = (f"{size(line.traffic)} {line.relative_traffic:.2f}x", f"{line.seconds:.1f} s")
             table.add_row(*((line.label, *scores, *cost) if model == "global" else (f"  its {model}", *scores)))
     console.print(table)
     say(
         console,
-        "last five: mean of the last five evaluations; traffic and time: one run's share; "
-        "x: relative to FedAvg, with one model down and one up per hop",
+        "best: the largest of the accuracies on the test data, so it is optimistic; last five: mean of the last five "
+        "evaluations; traffic: of one run, and relative to FedAvg, with one model down and one up per hop",
     )
+    if lines[0].seconds_estimated:
+        say(console, "est. time: of one run; runs that train in one launch share its time by their steps")
+    if len(lines) > 1:
+        _show_differences(console, lines, pm)
+
+
+def _score(figure: tuple[float, float | None], pm: str, sign: str = "") -> str:
+    """Return a mean and, if there is one, its deviation in percent."""
+    mean, deviation = figure
+    return f"{100 * mean:{sign}.2f}" + ("" if deviation is None else f" {pm} {100 * deviation:.2f}")
+
+
+def _show_differences(console: Console, lines: Sequence[VariantResult], pm: str) -> None:
+    """Print by how much the other variants exceed the first, seed by seed."""
+    first, *others = lines
+    seeds = [result.settings.seed for result in first.results]
+    console.print()
+    say(console, f"last five minus that of {first.label} with the same seed, in percentage points")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run")
+    headings = ["mean", *(f"seed {seed}" for seed in seeds[:MOST_SEEDS])] if len(seeds) > 1 else [f"seed {seeds[0]}"]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in others:
+        by_seed = line.differences(first)
+        mean = [_score(mean_std(by_seed), pm, "+")] if len(seeds) > 1 else []
+        table.add_row(line.label, *mean, *(f"{100 * value:+.2f}" for value in by_seed[:MOST_SEEDS]))
+    console.print(table)
 
 
 def show_parts(console: Console, registry: Registry[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from fedcat.config.settings import Settings, value_type
 from fedcat.config.toml import read_toml
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, options, plain_values
-from fedcat.core.registry import Registry
+from fedcat.core.registry import Registry, import_path
 from fedcat.data.dataset import DATASETS, NATURAL
 from fedcat.data.partitions import PARTITIONS
 from fedcat.methods import METHODS
@@ -47,15 +47,49 @@ class SettingsFile:
     layer: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: str | Path | None) -> SettingsFile:
-        """Read a file; without a path, return an empty layer."""
+    def read(cls, path: str | Path | None, trust: bool = False, given: Iterable[object] = ()) -> SettingsFile:
+        """Read a file; without a path, return an empty layer.
+
+        Parameters
+        ----------
+        path : path, optional
+            The file.
+        trust : bool
+            Whether a ``module:attribute`` that stands in the file may be imported, which runs the module's code.
+        given : iterable, optional
+            Values that the user gave besides the file; modules that they name may be imported.
+        """
         if path is None:
             return cls()
         stored = read_toml(Path(path))
         try:
+            if not trust:
+                _check_imports(stored, {module_of(value) for value in given})
             return cls(str(path), as_layer(stored))
         except SettingError as error:
             raise SettingError(f"settings file {str(path)!r}: {error}") from error
+
+
+def _check_imports(stored: Mapping[str, Any], named: set[str | None]) -> None:
+    """Raise an error for a ``module:attribute`` in a file whose module is not among those that the user named."""
+    for setting, registry in REGISTRIES.items():
+        name = stored.get(setting)
+        if isinstance(name, str) and name not in registry and module_of(name) not in {None, *named}:
+            raise untrusted(setting, name, "name the module yourself, or trust the file")
+
+
+def untrusted(setting: str, name: str, remedy: str) -> SettingError:
+    """Return the error for a module that a file names and that must not be imported without the user's consent."""
+    return SettingError(
+        f"{setting} {name!r} would import the module {module_of(name)!r} and run its code; if you know what it does, "
+        f"{remedy}: --trust on the command line, trust=True in Python"
+    )
+
+
+def module_of(part: object) -> str | None:
+    """Return the module that a ``module:attribute`` names, or that an object comes from; None for other names."""
+    path = part if isinstance(part, str) else import_path(part)
+    return path.partition(":")[0] if path and ":" in path else None
 
 
 def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -76,6 +110,7 @@ def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) 
                 tables.setdefault(table, {})[option] = value
         else:
             check_renamed(name)
+            check_not_option(name, value)
             raise unknown_name("setting", name, known | nested.keys() | {"method_options"})
     return overlay(layer, tables)
 
@@ -84,6 +119,17 @@ def check_renamed(name: str) -> None:
     """Raise an error if a setting has another name now."""
     if name in RENAMED:
         raise SettingError(f"setting {name!r} is now called {RENAMED[name]!r}")
+
+
+def check_not_option(name: str, value: object) -> None:
+    """Raise an error if a name that is no setting is an option of a registered method or dataset."""
+    shown = repr(value.read() if isinstance(value, Typed) else value)
+    for kind, registry in (("method", METHODS), ("dataset", DATASETS)):
+        for part, _ in registry:
+            if name in options(registry.get(part)):
+                table = f'options={{"{part}": {{"{name}": {shown}}}}}'
+                right = table if kind == "method" else f'dataset_options={{"{name}": {shown}}}'
+                raise SettingError(f"{name!r} is not a setting but an option of the {kind} {part}: pass {right}")
 
 
 def option_settings(parts: Mapping[str, Any] | None = None) -> dict[str, tuple[str, str, type]]:
@@ -143,6 +189,8 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
         gone |= {"server_optimizer", "server_options", "evaluate"}
     if "server_optimizer" in above:
         gone.add("server_options")
+    if below.get("partition") == NATURAL and "min_samples" in above:  # owners with fewer are left out
+        gone.add("clients")
     if below.get("partition") == NATURAL:
         if "dataset" not in below and above.get("partition", NATURAL) != NATURAL:  # a dataset's defaults
             gone |= set(OWNER_SETTINGS)

@@ -10,8 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedcat.config.layers import PLAIN, REGISTRIES, SettingsFile, as_layer, displaced, flat, overlay
+from fedcat.config.layers import (
+    PLAIN,
+    REGISTRIES,
+    SettingsFile,
+    as_layer,
+    check_not_option,
+    displaced,
+    flat,
+    overlay,
+)
 from fedcat.config.presets import preset
+from fedcat.config.schedules import USED_BY
 from fedcat.config.settings import Settings
 from fedcat.core.device import find_device
 from fedcat.core.errors import DataError, SettingError, unknown_name
@@ -26,6 +36,9 @@ from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 
 GIVEN = "given"
 """The partition of a federation that the user divided."""
+
+TRAINING = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
+"""Settings of local training that a method's table of options may hold, for this method alone."""
 
 RESERVED_PARTITION = {"how", "labels", "clients", "partition", "seed", "min_samples", "tries"}
 """Names that an option of a partition cannot have."""
@@ -78,15 +91,20 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     data, named["dataset_options"] = _load(named, objects, load)
     explicit = {**lower.layer, **upper}
     complete = _over_defaults(data, named, explicit) if isinstance(data, Dataset) else _of_federation(data, named)
-    complete["options"] = _method_tables(complete, objects)
+    complete["options"], training = _method_tables(complete, objects)
     complete.pop("method_options", None)
+    complete.update(training)
     parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
     stale = _stale_partition_options(upper, lower.layer, named, complete)
     settings = Settings.checked({**complete, **_complete_tables(complete, parts, stale)})
     unused = [option for option in upper.get("partition_options", {}) if option not in settings.partition_options]
     notes += [f"{option} has no effect with the partition {settings.partition!r}" for option in unused]
     if "fraction" in upper and upper.get("per_round") is not None:
-        notes.append("fraction has no effect if per_round is set")
+        raise SettingError(f"per_round {settings.k} and fraction {settings.fraction:g} are both set: leave one out")
+    unused = [name for name in ("lr_decay", "lr_every") if name in upper and name not in USED_BY[settings.lr_schedule]]
+    notes += [f"{name} has no effect with lr_schedule {settings.lr_schedule!r}" for name in unused]
+    if isinstance(data, Dataset) and (left := _left_out(data, settings)):
+        notes.append(left)
     return Resolved(settings, parts, data, tuple(notes))
 
 
@@ -126,8 +144,19 @@ def _part(setting: str, values: Mapping[str, Any], objects: Mapping[str, Any]) -
     return None if name in ("", None, GIVEN) else REGISTRIES[setting].get(name)
 
 
-def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
-    """Return the tables of methods' options; a user's own class may be called by its bare name there."""
+def _left_out(data: Dataset, settings: Settings) -> str:
+    """Return a note on the owners that hold too few samples to take part, or an empty string."""
+    if settings.partition != NATURAL or data.owner is None:
+        return ""
+    few = int(data.owner.max()) + 1 - settings.clients
+    return f"{few} owners with fewer than min_samples = {settings.min_samples} samples are left out" if few else ""
+
+
+def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the tables of methods' options, and settings of local training that the method's own table holds.
+
+    A user's own class may be called by its bare name there.
+    """
     tables, direct = named.get("options", {}), named.get("method_options", {})
     for label, table in (("options", tables), ("method_options", direct)):
         if not isinstance(table, Mapping):
@@ -138,12 +167,16 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
         if not isinstance(name, str):
             raise SettingError(f"options must have strings as keys, got {name!r}")
         if name not in METHODS and ":" not in name and name[:1] != "<" and name not in (method, short):
+            if not isinstance(tables[name], Mapping):
+                check_not_option(name, tables[name])
             known = [*(known for known, _ in METHODS), method]
             raise unknown_name("method in options", name, known)
     own = tables.get(method, tables.get(short, {}))
     if not isinstance(own, Mapping):
         raise SettingError(f"options of method {method!r} must be a table, got {own!r}")
-    return {**tables, method: {**own, **direct}} if own or direct else tables
+    merged = {**own, **direct}
+    training = {name: merged.pop(name) for name in TRAINING if name in merged and name not in options(factory)}
+    return ({**tables, method: merged} if own or direct else tables), training
 
 
 def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], stale: set[str]) -> None:
@@ -151,7 +184,8 @@ def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], 
     late = {"method_options", *(() if "clients" in named else ("per_round",))}
     known = Settings.checked({name: value for name, value in named.items() if name not in late})
     parts = {name: _part(name, named, objects) for name in REGISTRIES}
-    tables = _method_tables(named, objects)
+    tables, training = _method_tables(named, objects)
+    Settings.checked(training)
     check_options("method", known.method, parts["method"], tables.get(known.method, {}))
     if "partition" in named and parts["partition"] is not None:
         _partition_options(known.partition, parts["partition"], known.partition_options, stale)
@@ -170,7 +204,10 @@ def _load(named: Mapping[str, Any], objects: Mapping[str, Any], load: Loader) ->
             raise SettingError(f"dataset_options cannot be set: {factory.name!r} is a dataset already, got {given!r}")
         return factory, {}
     if not callable(factory):
-        raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got {factory!r}")
+        raise SettingError(
+            "dataset must be a name, a Dataset, a Federation or a function, got an object of type "
+            f"{type(factory).__name__}{_dataset_hint(factory)}"
+        )
     name = named.get("dataset", Settings.dataset)
     known = Settings.checked({key: named[key] for key in ("data_dir", "seed", "data_seed") if key in named})
     place = str(expand_user(known.data_dir).absolute()) if known.data_dir else ""
@@ -179,9 +216,22 @@ def _load(named: Mapping[str, Any], objects: Mapping[str, Any], load: Loader) ->
     return load(factory, name, ready), {**defaults, **check_options("dataset", name, factory, given)}
 
 
+def _dataset_hint(data: object) -> str:
+    """Return how to make a dataset of what a user has."""
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return ": make a dataset of arrays with fedcat.Dataset.from_arrays(x, y)"
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return ": make a dataset of a PyTorch dataset with fedcat.Dataset.from_torch(dataset)"
+    return ""
+
+
 def _over_defaults(data: Dataset, named: Mapping[str, Any], explicit: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings over the dataset's defaults; `explicit` are those of the file and above."""
     complete = overlay(as_layer(data.defaults), named)
+    if complete.get("partition") == NATURAL and data.owner is not None and "clients" not in explicit:
+        least = complete.get("min_samples", Settings.min_samples)
+        owners = data.owners_with(least) if isinstance(least, int) else ()
+        complete["clients"] = len(owners) or complete["clients"]
     if complete.get("partition") == GIVEN:
         raise SettingError(f"partition {GIVEN!r} needs a federation that is divided already: {data.name!r} is not")
     asked = list(explicit.get("partition_options", {}))

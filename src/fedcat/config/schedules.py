@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 from fedcat.core.errors import unknown_name
 
-SCHEDULES = ("constant", "step", "inverse", "cosine")
+USED_BY = {"constant": (), "step": ("lr_decay", "lr_every"), "inverse": ("lr_decay",), "cosine": ()}
+"""The schedules, and the settings that each uses besides the learning rate."""
+
+SCHEDULES = tuple(USED_BY)
 
 
 def schedule(name: str, lr: float, rounds: int, decay: float, every: int) -> Callable[[int], float]:

@@ -22,6 +22,7 @@ LOCAL, SCHEDULE, EVALUATION, MACHINE = "Local training", "Learning rate schedule
 
 POSITIVE = Bounds(above=0)
 COUNT = Bounds(at_least=1)
+AMOUNT = Bounds(at_least=1, at_most=10**9)
 SEED = Bounds(at_least=0, below=2**63)
 
 
@@ -52,8 +53,8 @@ class Settings:
     clients: int = _setting(100, METHOD, "number of clients, N", COUNT)
     fraction: float = _setting(0.1, METHOD, "fraction of the clients that train per round", Bounds(above=0, at_most=1))
     per_round: int | None = _setting(None, METHOD, "clients per round, K; default: fraction * clients", COUNT)
-    rounds: int = _setting(1000, METHOD, "number of rounds", COUNT)
-    epochs: int = _setting(5, LOCAL, "local epochs, each time a client trains", COUNT)
+    rounds: int = _setting(1000, METHOD, "number of rounds", AMOUNT)
+    epochs: int = _setting(5, LOCAL, "local epochs, each time a client trains", AMOUNT)
     batch_size: int = _setting(50, LOCAL, "local batch size", COUNT)
     lr: float = _setting(0.01, LOCAL, "learning rate of local SGD", POSITIVE)
     lr_schedule: str = _setting(
@@ -87,8 +88,11 @@ class Settings:
     data_seed: int | None = _setting(
         None, DATA, "seed of the partition and of the dataset's own draws; default: seed", SEED
     )
-    evaluate_every: int = _setting(
-        10, EVALUATION, "rounds between evaluations; the last round is always evaluated", COUNT
+    evaluate_every: int | None = _setting(
+        None,
+        EVALUATION,
+        "rounds between evaluations; the last round is always evaluated; default: the first multiple of K from 10 on",
+        COUNT,
     )
     evaluate: list[str] = _setting(
         [], EVALUATION, "further models to evaluate, of those that the method offers, see `fedcat methods`"
@@ -122,6 +126,11 @@ class Settings:
     def k(self) -> int:
         """K, the number of clients per round."""
         return self.per_round or max(1, round(self.fraction * self.clients))
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Rounds between evaluations: by default a multiple of K, because FedCat aggregates every K rounds."""
+        return self.evaluate_every or self.k * -(-10 // self.k)
 
     @property
     def partition_seed(self) -> int:

@@ -76,7 +76,10 @@ def variants(
                 shown = "".join(f" {name}={_shown(value)}" for name, value in words.items())
                 found.append((label + shown, {**kept, "method": method}))
     _check_used(set().union(*unused.values()) - used - _asked(lifted), upper.get("evaluate", []), methods)
-    return found, below, _notes(unused)
+    labels = {_label(method) for method in methods} | {label_of(factory) for factory in factories}
+    strangers = [name for name in upper.get("options", {}) if name not in labels]
+    notes = [f"options of {name} have no effect: it is not among the methods" for name in strangers]
+    return found, below, [*_notes(unused), *notes]
 
 
 def _label(method: Any) -> str:
@@ -109,6 +112,9 @@ def _read(
             raise SettingError(f"sweep of {name} must be a list of values, got {values!r}")
         if not len(values):
             raise SettingError(f"sweep of {name} must list at least one value, got none")
+        twice = [value for place, value in enumerate(values) if any(value is v or value == v for v in values[:place])]
+        if twice:
+            raise SettingError(f"sweep of {name} must list different values, got {_shown(twice[0])} twice")
     datasets = sweep.get("dataset", [settings.get("dataset", Settings.dataset)])
     parts = [*(options(factory) for factory in factories), *(_dataset_options(dataset) for dataset in datasets)]
     types: dict[str, Any] = {name: type(default) for part in parts for name, default in part.items()}

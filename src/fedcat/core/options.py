@@ -65,7 +65,7 @@ def check_bounds(name: str, value: float, **bounds: float) -> None:
 
 
 def _shown(value: float) -> str:
-    return "2**63" if value == 2**63 else f"{value:g}" if isinstance(value, float) else str(value)
+    return "2**63" if value == 2**63 else f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 @dataclass(frozen=True)

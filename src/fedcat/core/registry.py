@@ -57,7 +57,7 @@ class Registry(Generic[T]):
         module_name, _, attribute = name.partition(":")
         here = str(Path.cwd())
         if here not in sys.path:
-            sys.path.insert(0, here)
+            sys.path.append(here)  # last: a file here must not hide an installed module
         try:
             found: object = importlib.import_module(module_name)
             for part in attribute.split("."):

@@ -49,7 +49,7 @@ def digits() -> Dataset:
     return Dataset.from_arrays(
         images[:, None],
         labels,
-        normalize=Normalize(scale=16.0, mean=(0.3053,), std=(0.3761,)),
+        normalize=Normalize(scale=16.0, mean=(0.3047,), std=(0.3761,)),  # of the training images
         name="digits",
         defaults={
             "net": "digits-cnn",

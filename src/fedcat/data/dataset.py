@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedcat.core.errors import SettingError
 from fedcat.core.options import arguments, check_options, options, plain_values
@@ -76,7 +77,8 @@ class Dataset:
         Parameters
         ----------
         clients : int, optional
-            The number of clients. It may be omitted for the partition ``natural``, which has one client per owner.
+            The number of clients. It may be omitted for the partition ``natural``, which has one client per owner;
+            owners with fewer than `min_samples` are left out.
         partition : str or callable, optional
             The partition; by default ``natural`` if the samples have owners, else ``dirichlet``.
         seed, min_samples, tries, **options
@@ -93,28 +95,36 @@ class Dataset:
 
     def _natural(self, clients: int | None, min_samples: int) -> Federation:
         assert self.owner is not None
-        owners = int(self.owner.max()) + 1
-        if clients not in (None, owners):
+        owners = self.owners_with(min_samples)
+        if not len(owners):
+            most = int(np.bincount(self.owner).max())
             raise SettingError(
-                f"clients must be {owners}, the number of owners in {self.name!r} (partition 'natural'), "
-                f"got {clients}: omit it, or choose the owners with the dataset's options"
-            )
-        made = Federation(
-            self.train,
-            self.test,
-            self.owner,
-            self.classes,
-            owners,
-            self.name,
-            client_names=self.owner_names,
-            class_names=self.class_names,
-        )
-        if made.sizes.min() < min_samples:
-            raise SettingError(
-                f"min_samples must be at most {made.sizes.min()}, the size of the smallest owner in {self.name!r}, "
+                f"min_samples must be at most {most}, the samples of the largest owner in {self.name!r}, "
                 f"got {min_samples}"
             )
-        return made
+        if clients not in (None, len(owners)):
+            raise SettingError(
+                f"clients must be {len(owners)}, the number of owners in {self.name!r} with at least {min_samples} "
+                f"samples (partition 'natural'), got {clients}: omit it, or choose owners with the dataset's options"
+            )
+        kept = np.flatnonzero(np.isin(self.owner, owners))
+        whole = len(kept) == len(self.owner)
+        place = torch.from_numpy(kept)
+        return Federation(
+            self.train if whole else Pool(self.train.x[place], self.train.y[place], self.train.normalize),
+            self.test,
+            np.searchsorted(owners, self.owner[kept]),
+            self.classes,
+            len(owners),
+            self.name,
+            client_names=[self.owner_names[owner] for owner in owners] if self.owner_names else (),
+            class_names=self.class_names,
+        )
+
+    def owners_with(self, samples: int) -> Ints:
+        """Return the owners that hold at least so many training samples, ascending."""
+        assert self.owner is not None
+        return np.flatnonzero(np.bincount(self.owner) >= samples)
 
     @classmethod
     def from_arrays(

@@ -90,7 +90,8 @@ def partition(
     advice += ["a smaller min_samples"] if min_samples > 1 else []
     raise SettingError(
         f"partition {name!r}{f' with {chosen}' if chosen else ''} found no draw with at least min_samples = "
-        f"{min_samples} for each of {clients} clients in {tries} tries (the best had {best}): use {' or '.join(advice)}"
+        f"{min_samples} for each of {clients} clients in {tries} tries with seed {seed} (the best had {best}): "
+        f"use {' or '.join(advice)}"
     )
 
 

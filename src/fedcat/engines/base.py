@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +21,14 @@ from fedcat.protocol.task import Task
 Job = tuple[Task, Hop]
 
 EVALUATION_BATCH = 1000
+
+
+def timed(train: Callable[[], list[Reply]]) -> list[Reply]:
+    """Train a launch and return its replies with their seconds, shared by steps."""
+    begin = time.perf_counter()
+    replies = train()
+    share = (time.perf_counter() - begin) / max(1, sum(reply.steps for reply in replies))
+    return [replace(reply, seconds=share * reply.steps) for reply in replies]
 
 
 class Engine(ABC):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedcat.core.precision import bf16_autocast, precision_context
 from fedcat.core.rng import Purpose, random_stream, torch_seed
-from fedcat.engines.base import Engine, Job
+from fedcat.engines.base import Engine, Job, timed
 from fedcat.engines.batch_order import batches, drawn_by
 from fedcat.engines.loss_trial import local_of
 from fedcat.models.traits import channels_last, convolved, traits
@@ -27,7 +28,10 @@ class SequentialEngine(Engine):
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops in order."""
         with precision_context(self.precision):
-            return [train_one(task, hop, self.precision) for task, hop in jobs]
+            return [reply for job in jobs for reply in timed(partial(self._train, *job))]
+
+    def _train(self, task: Task, hop: Hop) -> list[Reply]:
+        return [train_one(task, hop, self.precision)]
 
 
 def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.func import vmap
 
 from fedcat.core.precision import bf16_autocast_vmap, plain_attention, precision_context
 from fedcat.data.pool import Pool
-from fedcat.engines.base import Engine, Job
+from fedcat.engines.base import Engine, Job, timed
 from fedcat.engines.batch_order import batches, drawn_by, steps_of
 from fedcat.engines.chained import Chained, chained_of
 from fedcat.engines.evaluation import evaluate_stacked
@@ -65,8 +66,9 @@ class StackedEngine(Engine):
                 positions.sort(key=lambda p: -steps_of(*jobs[p]))
                 some = [jobs[p] for p in positions]
                 self._try_loss(some[0])
-                found = self._gpu.train(some, rules) if self._gpu.takes(some[0][0]) else self._launch(some)
-                replies.update(zip(positions, found, strict=True))
+                replays = self._gpu.takes(some[0][0])
+                launch = partial(self._gpu.train, some, rules) if replays else partial(self._launch, some)
+                replies.update(zip(positions, timed(launch), strict=True))
         return [replies[p] for p in range(len(jobs))]
 
     def _try_loss(self, job: Job) -> None:

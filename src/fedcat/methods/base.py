@@ -184,8 +184,8 @@ class Method(ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`; hops that were outstanding are planned again with the same ids."""
 
-    def advice(self, rounds: int) -> list[str]:
-        """Return notes for a user who is about to run `rounds` rounds."""
+    def advice(self, rounds: int, interval: int) -> list[str]:
+        """Return notes for a user who is about to run `rounds` rounds and evaluate every `interval` of them."""
         return []
 
     def step(self, row: Tensor, mean: Tensor) -> Tensor:

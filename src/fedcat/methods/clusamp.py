@@ -39,7 +39,7 @@ class CluSamp(FedAvg):
             context.seed, context.samples, context.per_round, similarity
         )
 
-    def advice(self, rounds: int) -> list[str]:
+    def advice(self, rounds: int, interval: int) -> list[str]:
         """Warn that many clients make long rounds."""
         if self.context.clients < SLOW:
             return []

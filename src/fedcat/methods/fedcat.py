@@ -70,9 +70,14 @@ class FedCat(Method):
 
     def _selector(self, grouping: bool, epsilon: float, period: int) -> Selector:
         context = self.context
-        if grouping and context.selector is None:
-            return GroupedSelector(context.seed, context.clients, context.per_round, epsilon, period)
-        return context.selection()
+        if not grouping:
+            return context.selection()
+        context.refuse_selector(
+            "FedCat selects by groups and counts; another selection needs the option grouping=false"
+            if self.length > 1
+            else "FedCat without concatenation is its selection by groups and counts"
+        )
+        return GroupedSelector(context.seed, context.clients, context.per_round, epsilon, period)
 
     def _begin(self, first: int) -> None:
         """Start a cycle at round `first`: every copy is the global model and has seen nothing."""
@@ -168,15 +173,20 @@ class FedCat(Method):
             rows.update({f"copy {i}": copy for i, copy in enumerate(self.copies)})
         return rows
 
-    def advice(self, rounds: int) -> list[str]:
-        """Warn that a last, partial cycle is averaged early."""
-        left = rounds % self.length
-        if not left:
-            return []
-        return [
-            f"rounds = {rounds} is not a multiple of K = {self.length}: the last cycle is averaged after {left} of "
-            f"its {self.length} rounds"
-        ]
+    def advice(self, rounds: int, interval: int) -> list[str]:
+        """Warn of evaluations between aggregations, and of a last, partial cycle, which is averaged early."""
+        k, notes = self.length, []
+        if interval % k and interval < rounds:
+            notes.append(
+                f"FedCat aggregates every K = {k} rounds; evaluations in between see the last aggregated model: set "
+                f"evaluate_every to a multiple of {k}, or add evaluate=mean, the mean of the copies as they are"
+            )
+        if rounds % k:
+            notes.append(
+                f"FedCat aggregates every K = {k} rounds, of which rounds = {rounds} is not a multiple: the last cycle "
+                f"is averaged after {rounds % k} of its {k} rounds"
+            )
+        return notes
 
     def state(self) -> dict[str, Any]:
         """Return the rows of the cycle, where each copy is, and the selection."""

@@ -1,9 +1,10 @@
-"""The built-in nets: a small CNN for the digits and the five nets of the FedCat experiments."""
+"""The built-in nets: one for the digits, two for any data, and the five nets of the FedCat experiments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def _expect(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if tuple(shape) != wanted:
         raise SettingError(
             f"net {name!r} takes inputs of shape {wanted}, got data of shape {tuple(shape)}: "
-            "choose a net made for the dataset"
+            "choose mlp, or cnn for images"
         )
 
 
@@ -68,6 +69,30 @@ def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         *(nn.Flatten(), nn.Linear(128, 64), nn.ReLU()),
     )
     return Net(features, nn.Linear(64, classes))
+
+
+@NETS.register("mlp", "two hidden layers of 200, for inputs of any shape")
+def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a multilayer perceptron, the 2NN of McMahan et al. 2017."""
+    features = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
+    return Net(features, nn.Linear(200, classes))
+
+
+@NETS.register("cnn", "two 3 x 3 convolutions (32, 64) and a hidden layer of 128, for images of any size from 4 x 4 on")
+def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a small CNN for images [channels, height, width]."""
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise SettingError(
+            f"net 'cnn' takes images of shape (channels, height, width) of at least 4 x 4 pixels, got data of shape "
+            f"{tuple(shape)}: choose mlp"
+        )
+    flat = 64 * (shape[1] // 4) * (shape[2] // 4)
+    features = nn.Sequential(
+        *_pooled(nn.Conv2d(shape[0], 32, 3, padding=1)),
+        *_pooled(nn.Conv2d(32, 64, 3, padding=1)),
+        *(nn.Flatten(), nn.Linear(flat, 128), nn.ReLU()),
+    )
+    return Net(features, nn.Linear(128, classes))
 
 
 def _lab(channels: tuple[int, int, int], flat: int, hidden: tuple[int, ...], classes: int) -> nn.Module:

@@ -46,6 +46,8 @@ class Reply:
         The reason if it did not arrive.
     bytes_up : int
         Bytes that came from the client, even if the reply was refused.
+    seconds : float
+        How long the training took. Hops that an engine trains in one launch share its time by their steps.
     """
 
     hop: int
@@ -58,6 +60,7 @@ class Reply:
     status: Status = Status.ARRIVED
     why: str = ""
     bytes_up: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.end is not None and not self.bytes_up:

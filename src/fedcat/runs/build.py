@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedcat import engines
 from fedcat.config.layers import SettingsFile
-from fedcat.config.resolve import Resolved, resolve
+from fedcat.config.resolve import GIVEN, Resolved, resolve
 from fedcat.config.schedules import schedule
 from fedcat.config.settings import Settings
 from fedcat.core.device import find_device
@@ -123,7 +123,7 @@ class Builder:
         return resolved.settings, federation, resolved.notes
 
     def _divided(self, given: Mapping[str, Any], file: SettingsFile | str | Path | None) -> tuple[Resolved, Federation]:
-        below = file if isinstance(file, SettingsFile) else SettingsFile.read(file)
+        below = file if isinstance(file, SettingsFile) else SettingsFile.read(file, given=given.values())
         resolved = resolve(given, below, self._load)
         return resolved, self._federation(resolved)
 
@@ -132,7 +132,10 @@ class Builder:
         device = find_device(settings.device)
         _check_gpu_settings(settings, device)
         if not settings.net:
-            raise SettingError(f"net must be given, see `fedcat nets`: dataset {settings.dataset!r} has no default net")
+            raise SettingError(
+                f"net must be given: dataset {settings.dataset!r} has no default net; mlp fits any data, cnn images, "
+                "see `fedcat nets`"
+            )
         exact = device.type == "cpu" if settings.exact is None else settings.exact
         net = net_builder(parts["net"], federation.train.shape, federation.classes)
         layout, start = self._layout(parts["net"], net, federation, settings, device)
@@ -148,13 +151,13 @@ class Builder:
             self._engine(choice.name, settings, exact, workers),
             federation.test.to(device),
             settings.rounds,
-            settings.evaluate_every,
+            settings.evaluation_interval,
             settings.evaluate,
             settings.bound,
         )
         threads = torch.get_num_threads()
         decisions = Decisions(str(device), choice.name, choice.reason, exact, workers, threads)
-        notes = [*resolved.notes, *method.advice(settings.rounds)]
+        notes = [*resolved.notes, *method.advice(settings.rounds, settings.evaluation_interval)]
         if settings.workers and workers != settings.workers:
             notes.append(f"workers {workers} instead of {settings.workers}: {_why_fewer(settings, device)}")
         if choice.forced:
@@ -273,7 +276,11 @@ def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool
     if refuses_one and settings.batch_size == 1:
         raise SettingError("batch_size must be at least 2: the net cannot train on a batch of one sample, got 1")
     if refuses_one and federation.sizes.min() == 1:
-        raise SettingError("min_samples must be at least 2: the net cannot train on a batch of one sample, got 1")
+        lone = int((federation.sizes == 1).sum())
+        what = f"{lone} clients hold a single sample" if lone > 1 else "a client holds a single sample"
+        given = settings.partition == GIVEN
+        remedy = "leave such clients out of the federation" if given else "set min_samples to 2 or more"
+        raise SettingError(f"{what}, and the net cannot train on a batch of one: {remedy}")
     return Task(
         seed=settings.seed,
         layout=layout,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedcat.config.layers import SettingsFile
 from fedcat.config.sweep import variants
 from fedcat.core.errors import SettingError
 from fedcat.runs.build import Builder, PreparedRun
-from fedcat.runs.folder import COMPARISON, check_free, write_text
+from fedcat.runs.folder import COMPARISON, check_free, claim, unclaim, write_text
 from fedcat.runs.runner import OnRound, execute
 from fedcat.runs.summary import Result
 
@@ -32,15 +32,26 @@ class VariantResult:
     label: str
     results: list[Result]
 
-    def mean_std(self, figure: str, model: str = "global") -> tuple[float, float]:
+    def __repr__(self) -> str:
+        mean, std = self.mean_std("last_five")
+        spread = "" if std is None else f" ± {std:.2%}"
+        return f"<VariantResult: {self.label}, {len(self.results)} seeds, last five {mean:.2%}{spread}>"
+
+    def mean_std(self, figure: str, model: str = "global") -> tuple[float, float | None]:
         """Return mean and standard deviation over seeds of ``best``, ``last_five`` or ``accuracy``.
 
-        They are those of the global model, or of another one of `others`.
+        They are those of the global model, or of another one of `others`. One seed has no deviation.
         """
+        return mean_std(self._values(figure, model))
+
+    def differences(self, other: VariantResult, figure: str = "last_five") -> list[float]:
+        """Return by how much a figure exceeds that of another variant, seed by seed."""
+        return [a - b for a, b in zip(self._values(figure), other._values(figure), strict=True)]
+
+    def _values(self, figure: str, model: str = "global") -> list[float]:
         name = "final" if figure == "accuracy" else figure
         tables = [r.summary["accuracy"] if model == "global" else r.summary["others"][model] for r in self.results]
-        values = [table[name] for table in tables]
-        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        return [table[name] for table in tables]
 
     @property
     def others(self) -> list[str]:
@@ -63,8 +74,13 @@ class VariantResult:
         """Mean seconds of a run over seeds."""
         return statistics.fmean(result.summary["seconds"] for result in self.results)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
+    @property
+    def seconds_estimated(self) -> bool:
+        """Whether the seconds are shares of launches, and so an estimate."""
+        return any(result.summary["seconds_estimated"] for result in self.results)
+
+    def as_dict(self, first: VariantResult) -> dict[str, Any]:
+        """Return the figures as plain values, and their differences to those of the first variant, seed by seed."""
         runs = [
             {"seed": r.settings.seed, "folder": r.folder.name if r.folder else None, **r.summary["accuracy"]}
             for r in self.results
@@ -76,11 +92,18 @@ class VariantResult:
             "bytes": self.traffic,
             "relative_traffic": self.relative_traffic,
             "seconds": self.seconds,
+            "seconds_estimated": self.seconds_estimated,
+            "differences": {"to": first.label, **{f: self.differences(first, f) for f in FIGURES}},
             "runs": runs,
         }
 
-    def _figures(self, model: str) -> dict[str, dict[str, float]]:
+    def _figures(self, model: str) -> dict[str, dict[str, float | None]]:
         return {figure: dict(zip(("mean", "std"), self.mean_std(figure, model), strict=True)) for figure in FIGURES}
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the standard deviation of values; a single one has no deviation."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 class Comparison:
@@ -98,6 +121,8 @@ class Comparison:
         A directory to write the runs to, each in its own folder.
     settings : path, optional
         A settings file, which lies below what is given.
+    trust : bool
+        Whether to import what the settings file names as ``module:attribute``, which runs its code.
     **given
         Settings of all runs.
     """
@@ -109,14 +134,15 @@ class Comparison:
         sweep: Mapping[str, Sequence[Any]] | None = None,
         out: str | Path | None = None,
         settings: str | Path | None = None,
+        trust: bool = False,
         **given: Any,
     ) -> None:
-        file = SettingsFile.read(settings)
-        self.seeds = _seeds(seeds, given.get("seed", file.layer.get("seed", 0)))
         if isinstance(methods, str):
             methods = [name.strip() for name in methods.split(",")]
         if not methods:
             raise SettingError("methods must name at least one method, got none")
+        file = SettingsFile.read(settings, trust, [*methods, *given.values()])
+        self.seeds = _seeds(seeds, given.get("seed", file.layer.get("seed", 0)))
         self.out = None if out is None else Path(out)
         if self.out is not None:
             check_free(self.out)
@@ -132,19 +158,43 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """Lines that the user should read first."""
-        return list(dict.fromkeys([*self._notes, *(note for run in self.runs for note in run.notes)]))
+        return [*self._notes, *self.named_notes([run.notes for run in self.runs])]
+
+    def named_notes(self, notes: Sequence[Iterable[str]]) -> list[str]:
+        """Return the notes of the runs, each once; one that does not hold for all runs begins with theirs."""
+        runs = [(label, seed) for label in self.labels for seed in self.seeds]
+        found: dict[str, list[tuple[str, int]]] = {}
+        for run, lines in zip(runs, notes, strict=True):
+            for line in dict.fromkeys(lines):
+                found.setdefault(line, []).append(run)
+        return [line if len(which) == len(runs) else f"{self._named(which)}: {line}" for line, which in found.items()]
+
+    def _named(self, runs: Sequence[tuple[str, int]]) -> str:
+        names = []
+        for label in dict.fromkeys(label for label, _ in runs):
+            seeds = [seed for one, seed in runs if one == label]
+            names.append(label if seeds == self.seeds else f"{label} seed {', '.join(map(str, seeds))}")
+        return ", ".join(names)
 
     def run(self, on_round: OnRound | None = None) -> list[VariantResult]:
         """Run everything side by side and return the results of each variant."""
         stems = _file_names(self.labels)
         names = [f"{stem}-seed{seed}" for stem in stems for seed in self.seeds]
-        folders = [None if self.out is None else self.out / name for name in names]
-        results = execute(self.runs, folders, on_round)
-        size = len(self.seeds)
-        found = [VariantResult(label, results[i * size : (i + 1) * size]) for i, label in enumerate(self.labels)]
-        if self.out is not None:
-            write_text(self.out / COMPARISON, json.dumps([one.as_dict() for one in found], indent=2) + "\n")
+        if self.out is None:
+            return self._variants(execute(self.runs, [None] * len(names), on_round))
+        made = claim(self.out, COMPARISON, "[]\n")
+        try:
+            found = self._variants(execute(self.runs, [self.out / name for name in names], on_round))
+        except BaseException:
+            unclaim(made, self.out / COMPARISON)
+            raise
+        lines = json.dumps([one.as_dict(found[0]) for one in found], indent=2)
+        write_text(self.out / COMPARISON, lines + "\n")
         return found
+
+    def _variants(self, results: Sequence[Result]) -> list[VariantResult]:
+        size = len(self.seeds)
+        return [VariantResult(label, list(results[i * size : (i + 1) * size])) for i, label in enumerate(self.labels)]
 
 
 def _seeds(seeds: int | Sequence[int], first: Any) -> list[int]:

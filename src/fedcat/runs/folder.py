@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -36,8 +39,56 @@ def check_free(path: Path) -> None:
         raise SettingError(f"out directory {str(path)!r} is not empty: choose another")
 
 
+def reserve(stem: str, parent: Path = Path("runs")) -> Path:
+    """Make the first of PARENT/STEM-1, PARENT/STEM-2, ... that does not exist, and return it.
+
+    Several processes may ask at once: a directory is made by one of them only.
+    """
+    stem = stem.replace(":", "-").replace("/", "-")
+    for number in itertools.count(1):
+        path = parent / f"{stem}-{number}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SettingError(f"out directory {str(path)!r} cannot be written: {error.strerror}") from error
+        return path
+    raise AssertionError
+
+
+def claim(path: Path, name: str, text: str) -> list[Path]:
+    """Make a directory if it is missing and write its first file; return the directories that were made.
+
+    Only one process can claim a directory. Raises a `SettingError` if it is not free or cannot be written.
+    """
+    check_free(path)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / name).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise SettingError(f"out directory {str(path)!r} already holds a run: choose another or remove it") from None
+    except OSError as error:
+        raise SettingError(f"out directory {str(path)!r} cannot be written: {error.strerror}") from error
+    return made
+
+
+def unclaim(made: Iterable[Path], *files: Path) -> None:
+    """Remove the first files of a run that could not start, and the directories that were made and are empty."""
+    for file in files:
+        file.unlink(missing_ok=True)
+    for folder in made:
+        if folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
 class RunFolder:
     """The directory of one run, written during the run.
+
+    A directory that can no longer be written, because it was removed or the disk is full, does not stop the run:
+    `trouble` says why, and what is missing is written later if that becomes possible.
 
     Parameters
     ----------
@@ -48,48 +99,55 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, settings: str) -> None:
-        check_free(path)
         self.path = path
-        self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_text(path / SETTINGS, settings)
-        except OSError as error:
-            raise SettingError(f"out directory {str(path)!r} cannot be written: {error.strerror}") from error
-        self._history: IO[str] = (path / HISTORY).open("w", encoding="utf-8")
-        self._traffic: IO[str] = (path / TRAFFIC).open("w", encoding="utf-8")
-        self._traffic.write("round,client,down,up\n")
-        self._whole = (0, self._history.tell(), self._traffic.tell())
+        self.trouble = ""
+        self._made = claim(path, SETTINGS, settings)
+        self._written = (0, 0, 0)  # rounds, and the bytes that they take in the two files
+        with self._noting_trouble():
+            self._written = (0, self._put(TRAFFIC, 0, "round,client,down,up\n"), self._put(HISTORY, 0, ""))
 
     @property
     def rounds(self) -> int:
         """The number of rounds written."""
-        return self._whole[0]
+        return self._written[0]
 
-    def add(self, record: dict[str, Any], entries: Iterable[Entry]) -> None:
-        """Append one round to the history and its traffic to the traffic file.
+    def add(self, record: dict[str, Any], entries: Iterable[Entry]) -> bool:
+        """Append one round to the traffic file, then to the history; return whether that was possible.
 
-        If an interrupt cuts this short, the round counts as not written, and adding it again overwrites it.
+        If an interrupt cuts this short, the round counts as not written, and adding it again overwrites it. A round
+        that stands in the history is complete in both files.
         """
-        rounds, *ends = self._whole
         lines = [f"{entry.round + 1},{entry.client},{entry.down},{entry.up}\n" for entry in entries]
-        texts = (json.dumps(record) + "\n", "".join(lines))
-        for file, end, text in zip((self._history, self._traffic), ends, texts, strict=True):
+        rounds, traffic, history = self._written
+        with self._noting_trouble():
+            traffic = self._put(TRAFFIC, traffic, "".join(lines))
+            history = self._put(HISTORY, history, json.dumps(record) + "\n")
+            self._written = (rounds + 1, traffic, history)
+            return True
+        return False
+
+    def _put(self, name: str, end: int, text: str) -> int:
+        """Write a text at `end`, drop what lies behind it, and return the new end.
+
+        The file is open only meanwhile: a comparison may have more runs than a process may have open files.
+        """
+        with (self.path / name).open("r+b" if end else "wb") as file:
             file.seek(end)
             file.truncate()
-            file.write(text)
-            file.flush()
-        self._whole = (rounds + 1, self._history.tell(), self._traffic.tell())
+            file.write(text.encode())
+            return file.tell()
+
+    @contextmanager
+    def _noting_trouble(self) -> Iterator[None]:
+        try:
+            yield
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = f"{str(self.path)!r} cannot be written: {error.strerror or error}"
 
     def discard(self) -> None:
         """Remove the files and the directories created for a run that could not start."""
-        self._history.close()
-        self._traffic.close()
-        for name in (SETTINGS, HISTORY, TRAFFIC):
-            (self.path / name).unlink()
-        for folder in self._made:
-            if not any(folder.iterdir()):
-                folder.rmdir()
+        unclaim(self._made, *(self.path / name for name in (SETTINGS, HISTORY, TRAFFIC)))
 
     def finish(
         self,
@@ -97,14 +155,13 @@ class RunFolder:
         summary: dict[str, Any],
         clients: list[dict[str, Any]] | None = None,
     ) -> None:
-        """Write the models (the global one and others by name) and the summary, and close the files."""
-        self._history.close()
-        self._traffic.close()
-        for name, tensors in models.items():
-            save_model(model_path(self.path, name), tensors)
-        if clients is not None:
-            write_text(self.path / CLIENTS, json.dumps(clients, indent=1) + "\n")
-        write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        """Write the models (the global one and others by name), the clients and, last, the summary."""
+        with self._noting_trouble():
+            for name, tensors in models.items():
+                save_model(model_path(self.path, name), tensors)
+            if clients is not None:
+                write_text(self.path / CLIENTS, json.dumps(clients, indent=1) + "\n")
+            write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
 def model_path(folder: Path, name: str = "global") -> Path:
@@ -126,7 +183,10 @@ def write_text(path: Path, text: str) -> None:
 def save_model(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write named tensors as safetensors, atomically."""
     with replacing(path) as temporary:
-        save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary)
+        try:
+            save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary)
+        except SafetensorError as error:  # it hides the operating system's error, such as a full disk
+            raise OSError(str(error)) from error
 
 
 def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from fedcat.core.errors import SettingError
 from fedcat.core.interrupt import DeferredInterrupt
 from fedcat.runs.build import ONE_AT_A_TIME, PreparedRun, pytorch_threads
 from fedcat.runs.folder import RunFolder, model_tensors
-from fedcat.runs.simulation import Record, run_together
+from fedcat.runs.simulation import Record, Simulation, run_together
 from fedcat.runs.summary import Result, summarize
 
 OnRound = Callable[[int, Record], None]
@@ -30,9 +30,13 @@ def execute(
 
 
 def _execute(runs: Sequence[PreparedRun], paths: Sequence[Path | None], on_round: OnRound | None) -> list[Result]:
-    folders = [
-        None if path is None else RunFolder(path, run.settings.toml()) for run, path in zip(runs, paths, strict=True)
-    ]
+    folders: list[RunFolder | None] = []
+    try:
+        for run, path in zip(runs, paths, strict=True):
+            folders.append(None if path is None else RunFolder(path, run.settings.toml()))
+    except BaseException:
+        _discard(folders)
+        raise
 
     def completed(position: int, record: Record) -> None:
         _write_rounds(runs[position], folders[position])
@@ -40,47 +44,63 @@ def _execute(runs: Sequence[PreparedRun], paths: Sequence[Path | None], on_round
             on_round(position, record)
 
     simulations = [run.simulation for run in runs]
-    status, why = "failed", ""
+    stopped: BaseException | None = None
     try:
         with DeferredInterrupt() as interrupt:
             run_together(simulations, completed, interrupt.check)
-        status = "finished"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    except Exception as error:
-        unstarted = isinstance(error, SettingError) and not any(s.history for s in simulations)
-        status, why = "refused" if unstarted else "failed", f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        if status == "refused":
-            for folder in filter(None, reversed(folders)):
-                folder.discard()
-        else:
-            results = [_result(run, folder, status, why) for run, folder in zip(runs, folders, strict=True)]
+    except BaseException as error:
+        stopped = error
+    if isinstance(stopped, SettingError) and not any(simulation.history for simulation in simulations):
+        _discard(folders)
+        raise stopped
+    results = []
+    for run, folder in zip(runs, folders, strict=True):
+        try:
+            results.append(_result(run, folder, stopped))
+        except Exception as error:  # the other runs are written all the same
+            stopped = stopped or error
+    if stopped is not None:
+        raise stopped
     return results
 
 
+def _discard(folders: Sequence[RunFolder | None]) -> None:
+    """Remove what was created for runs that did not start."""
+    for folder in filter(None, reversed(folders)):
+        folder.discard()
+
+
 def _write_rounds(run: PreparedRun, folder: RunFolder | None) -> None:
-    """Write the rounds that are complete and not yet in the run's folder."""
-    if folder is not None:
-        for record in run.simulation.history[folder.rounds :]:
-            folder.add(record.as_dict(), run.simulation.ledger.ended(record.round))
-            run.simulation.ledger.forget(record.round)
+    """Write the rounds that are complete and not yet in the run's folder; the ledger then keeps their totals only."""
+    simulation = run.simulation
+    for record in simulation.history[folder.rounds :] if folder is not None else simulation.history[-1:]:
+        if folder is not None and not folder.add(record.as_dict(), simulation.ledger.ended(record.round)):
+            return
+        simulation.ledger.forget(record.round)
 
 
-def _result(run: PreparedRun, folder: RunFolder | None, status: str, why: str) -> Result:
-    """Collect what a run gave and close its folder; a run that was done before another one stopped is finished."""
+def _status(simulation: Simulation, stopped: BaseException | None) -> str:
+    """Return how a run ended; one that was done before another stopped is finished."""
+    if simulation.done:
+        arrived = any(len(record.lost) < len(record.clients) for record in simulation.history)
+        return "finished" if arrived else "untrained"
+    return "interrupted" if isinstance(stopped, KeyboardInterrupt) else "failed"
+
+
+def _result(run: PreparedRun, folder: RunFolder | None, stopped: BaseException | None) -> Result:
+    """Collect what a run gave and complete its folder."""
     simulation, layout = run.simulation, run.simulation.task.layout
-    status, why = ("finished", "") if simulation.done else (status, why)
+    status = _status(simulation, stopped)
     final = simulation.score() if status == "interrupted" else None
     summary = summarize(run, status, final)
-    summary["notes"] += [why] if why else []
-    clients = simulation.client_accuracies() if run.settings.per_client and status == "finished" else None
+    if status == "failed":
+        summary["notes"].append(f"{type(stopped).__name__}: {stopped}")
+    clients = simulation.client_accuracies() if run.settings.per_client and simulation.done else None
     rows = simulation.method.models() if simulation.wrong_row() is None else {}
     if folder is not None:
         _write_rounds(run, folder)
         folder.finish({name: model_tensors(layout, row) for name, row in rows.items()}, summary, clients)
+        summary["notes"] += [f"the run is not completely written: {folder.trouble}"] if folder.trouble else []
     if clients is not None:
         summary["clients"] = clients
     return Result(
@@ -90,6 +110,7 @@ def _result(run: PreparedRun, folder: RunFolder | None, status: str, why: str) -
         status=status,
         summary=summary,
         folder=None if folder is None else folder.path,
+        unwritten="" if folder is None else folder.trouble,
         _layout=layout,
         _rows={name: row.cpu() for name, row in rows.items()},
     )

@@ -40,8 +40,8 @@ class Record:
     up, down : int
         Bytes sent by the clients and by the server since the start.
     seconds : float
-        Seconds since the start. Of simulations side by side, this one's share: training time in proportion to local
-        steps, shared server work in equal parts, evaluation in proportion to models.
+        Seconds since the start. Of simulations side by side, this one's share: an estimate. The time of each launch is
+        shared by local steps, server work in equal parts, evaluation by models.
     clients : list of int
         The clients of the hops, in the order of their copies.
     train_loss : float or None
@@ -113,6 +113,8 @@ class Simulation:
         self.ledger = Ledger()
         self.history: list[Record] = []
         self.seconds = 0.0
+        self.alone = True
+        """Whether nothing ran beside it, so that its seconds are measured and not a share."""
         self.reply_check = ReplyCheck(task.layout.size, task.layout.dtype, bound)
         self._closed = False
         self._ended: dict[int, list[tuple[Hop, Reply]]] = {}
@@ -246,10 +248,11 @@ def step_together(simulations: Sequence[Simulation]) -> list[list[Record]]:
         begin = time.perf_counter()
         replies = engine.train([job for jobs in planned for job in jobs])
         elapsed = time.perf_counter() - begin
-        steps = max(1, sum(reply.steps for reply in replies))
+        launches = sum(reply.seconds for reply in replies) or 1.0  # more than elapsed if several processes train
         for simulation, jobs in zip(group, planned, strict=True):
             own, replies = replies[: len(jobs)], replies[len(jobs) :]
-            simulation.seconds += elapsed * sum(reply.steps for reply in own) / steps
+            simulation.seconds += elapsed * sum(reply.seconds for reply in own) / launches
+            simulation.alone &= len(group) == 1
             _timed(simulation, partial(simulation.absorb, own))
         works = {simulation: simulation.method.work() for simulation in group}
         busy = [simulation for simulation, work in works.items() if work is not None]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,11 +36,13 @@ class Result:
     federation : Federation
         Who held what.
     status : str
-        ``finished``, ``interrupted`` or ``failed``.
+        ``finished``, ``untrained`` (no hop ever arrived, the model is the initial one), ``interrupted`` or ``failed``.
     summary : dict
         What ``run.json`` holds.
     folder : Path or None
         Where the run was written.
+    unwritten : str
+        Why the folder is incomplete; empty if it is complete.
     """
 
     settings: Settings
@@ -48,8 +51,15 @@ class Result:
     status: str
     summary: dict[str, Any]
     folder: Path | None
+    unwritten: str
     _layout: Layout
     _rows: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        settings, scores = self.settings, self.accuracies
+        found = f"accuracy {scores[-1]:.2%}, best {max(scores):.2%}" if scores else "not evaluated"
+        rounds = f"{len(self.history)} of {settings.rounds} rounds"
+        return f"<Result: {settings.method} on {self.federation.name}, {self.status} after {rounds}, {found}>"
 
     @property
     def accuracies(self) -> list[float]:
@@ -96,6 +106,7 @@ def summarize(run: PreparedRun, status: str, final: float | None) -> dict[str, A
         "bytes": {"up": simulation.ledger.up, "down": simulation.ledger.down},
         "relative_traffic": _relative_traffic(simulation),
         "seconds": round(simulation.seconds, 3),
+        "seconds_estimated": not simulation.alone,
         "decisions": run.decisions.as_dict(),
         "kernels": simulation.engine.kernels(simulation.task),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
@@ -103,7 +114,12 @@ def summarize(run: PreparedRun, status: str, final: float | None) -> dict[str, A
         "input_shape": list(run.federation.train.shape),
         "classes": run.federation.classes,
         "partition_hash": run.federation.hash,
-        "versions": {"fedcat": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "fedcat": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
         "notes": [*run.notes, *_notes(simulation, status)],
     }
 
@@ -125,8 +141,10 @@ def _relative_traffic(simulation: Simulation) -> float | None:
 def _notes(simulation: Simulation, status: str) -> list[str]:
     history, notes = simulation.history, []
     lost = [hop for record in history for hop in record.lost]
-    if lost:
-        hops = sum(len(record.clients) for record in history)
+    hops = sum(len(record.clients) for record in history)
+    if lost and status == "untrained":
+        notes.append(f"no hop arrived: the model is the initial one; the first hop was {lost[0][1]}: {lost[0][2]}")
+    elif lost:
         notes.append(f"{len(lost)} of {hops} hops did not arrive; the first was {lost[0][1]}: {lost[0][2]}")
     if status != "failed" and not torch.isfinite(simulation.method.models()["global"]).all():
         notes.append("the global model contains numbers that are not finite")

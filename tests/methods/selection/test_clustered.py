@@ -189,9 +189,9 @@ def test_clients_count_alike_and_their_changes_are_learnt():
 def test_many_clients_are_warned_of_and_too_many_refused():
     layout = layout_of(small_net())
     context = Context(0, layout, layout.pack(layout.net), np.ones(5_000, np.int64), 5, 1, lambda round: 0.1)
-    assert "5,000 clients are clustered in every round" in CluSamp(context).advice(10)[0]
+    assert "5,000 clients are clustered in every round" in CluSamp(context).advice(10, 10)[0]
     few = simulate(CluSamp, federation([3, 4]), layout, k=2)
-    assert few.method.advice(10) == []
+    assert few.method.advice(10, 10) == []
     with pytest.raises(SettingError, match="clients must be at most 20,000 for clustering"):
         CluSamp(replace(context, samples=np.ones(20_001, np.int64)))
 

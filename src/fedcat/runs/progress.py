@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fedcat.runs.simulation import Record
 
@@ -44,7 +45,6 @@ class ProgressDisplay:
                 BarColumn(bar_width=self._bar_width),
                 TextColumn("{task.description}"),
                 TextColumn("{task.fields[speed]}"),
-                TimeRemainingColumn(),
                 console=self.console,
             )
             self._bar.start()
@@ -87,10 +87,10 @@ class ProgressDisplay:
         return text if len(text) <= room else text[: room - 1] + "…"
 
     def _speed(self) -> str:
-        return f"{self.done / max(1e-9, time.perf_counter() - self._begin):.1f} rounds/s"
+        """Return the rounds per second and the time left."""
+        elapsed = max(1e-9, time.perf_counter() - self._begin)
+        left = timedelta(seconds=round(elapsed / self.done * (self.rounds - self.done)))
+        return f"{self.done / elapsed:.1f} rounds/s  {left} left"
 
     def _line(self) -> str:
-        elapsed = time.perf_counter() - self._begin
-        left = round(elapsed / self.done * (self.rounds - self.done))
-        text = f"round {self.done}/{self.rounds}  {self._accuracies()}  {self._speed()}"
-        return f"{text}  {left // 60}:{left % 60:02d} left"
+        return f"round {self.done}/{self.rounds}  {self._accuracies()}  {self._speed()}"
