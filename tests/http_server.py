@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,21 +18,23 @@ class Served:
         Content by name.
     cuts : list of int
         The next answers break off after so many bytes; -1 answers whole.
+    stalls : list of float
+        The next answers then wait this many seconds.
     statuses : list of int
         The next answers are these errors.
-    ranges : bool
-        Whether a part of a file can be asked for.
+    length : bool
+        Whether answers tell their length.
     asked : list
-        (name, Range header) of every request.
+        (name, User-Agent) of every request.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.cuts: list[int] = []
+        self.stalls: list[float] = []
         self.statuses: list[int] = []
-        self.ranges = True
         self.length = True
-        self.asked: list[tuple[str, str | None]] = []
+        self.asked: list[tuple[str, str]] = []
         self.address = ""
 
 
@@ -42,8 +45,8 @@ def serve(files: dict[str, bytes]) -> Iterator[Served]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            name, asked = self.path.lstrip("/"), self.headers.get("Range")
-            served.asked.append((name, asked))
+            name = self.path.lstrip("/")
+            served.asked.append((name, self.headers["User-Agent"]))
             if served.statuses:
                 self.send_error(served.statuses.pop(0))
                 return
@@ -51,18 +54,14 @@ def serve(files: dict[str, bytes]) -> Iterator[Served]:
                 self.send_error(404)
                 return
             content = served.files[name]
-            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and served.ranges else 0
-            if start and start >= len(content):
-                self.send_error(416)
-                return
-            self.send_response(206 if start else 200)
-            if start:
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            self.send_response(200)
             if served.length:
-                self.send_header("Content-Length", str(len(content) - start))
+                self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             cut = served.cuts.pop(0) if served.cuts else -1
-            self.wfile.write(content[start:] if cut < 0 else content[start : start + cut])
+            self.wfile.write(content if cut < 0 else content[:cut])
+            self.wfile.flush()
+            time.sleep(served.stalls.pop(0) if served.stalls else 0)
 
         def log_message(self, *words: object) -> None:
             pass

@@ -6,8 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK = 1 << 20
-
 
 @dataclass(frozen=True)
 class Checksum:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -30,31 +30,40 @@ def show_status(text: str) -> Iterator[None]:
         yield
 
 
+class DownloadBar:
+    """A bar on a terminal, otherwise one line. pooch sets `total` when the server answers, then calls the methods."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress, self._name = progress, name
+
+    @property
+    def total(self) -> int:
+        """The number of bytes, 0 if the server does not tell it."""
+        return self._total
+
+    @total.setter
+    def total(self, count: int) -> None:
+        self._total = count
+        self._task = self._progress.add_task(self._name, total=count or None)
+        if self._progress.disable:
+            notify(f"downloading {self._name}{f', {count / 1e6:.1f} MB' if count else ''}")
+
+    def update(self, count: int) -> None:
+        """Move the bar by `count` bytes, at most to its end: pooch counts a last short chunk as a whole one."""
+        done = self._progress.tasks[self._task].completed + count
+        self._progress.update(self._task, completed=min(done, self.total or done))
+
+    def reset(self) -> None:
+        """Do nothing; pooch calls it before it fills the bar."""
+
+    def close(self) -> None:
+        """Do nothing; the context ends the bar, also after an error."""
+
+
 @contextmanager
-def show_download(name: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress of a download: a bar on a terminal, otherwise one line.
-
-    Parameters
-    ----------
-    name : str
-        The file's name.
-    done : int
-        Bytes already downloaded.
-    total : int or None
-        Total bytes, if known.
-
-    Yields
-    ------
-    callable
-        Call it with the number of bytes of each chunk.
-    """
+def show_download(name: str) -> Iterator[DownloadBar]:
+    """Show the progress of the download of the file `name`."""
     console = _console()
-    if not console.is_terminal:
-        size = "" if total is None else f", {total / 1e6:.1f} MB"
-        notify(f"downloading {name}{size}{f' ({done / 1e6:.1f} MB already downloaded)' if done else ''}")
-        yield lambda count: None
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task(name, total=total, completed=done)
-        yield lambda count: progress.advance(task, count)
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        yield DownloadBar(progress, name)
