@@ -1,6 +1,5 @@
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -241,6 +240,44 @@ def test_a_damaged_prepared_copy_is_made_again(tmp_path, own_cache):
         assert copy.read_bytes() == whole
 
 
+def test_a_prepared_copy_with_other_content_or_of_other_files_is_made_again(tmp_path, own_cache):
+    source = femnist_source(b"")
+    made = {}
+    for count in (2, 3):
+        folder = write(tmp_path / str(count), leaf_files(writers(count)))
+        before = set(copies(own_cache))
+        content = source.content(folder)
+        [name] = [name for name in set(copies(own_cache)) - before if name.endswith(".safetensors")]
+        made[count] = folder, content, own_cache / "prepared" / name
+    folder, content, copy = made[2]
+    renamed = copy.read_bytes().replace(b"f0000_00", b"f0009_00")
+    for planted in (renamed, made[3][2].read_bytes()):
+        copy.write_bytes(planted)
+        again = source.content(folder)
+        assert again.words == content.words
+        assert all(np.array_equal(again.arrays[key], content.arrays[key]) for key in content.arrays)
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(tmp_path, own_cache, monkeypatch, capsys):
+    files = mnist_files()
+    write(tmp_path, files)
+    source = mnist_source(files)
+    source.content(tmp_path)
+    folder = own_cache / "prepared"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    before = state(folder)
+    capsys.readouterr()
+    folder.chmod(0o777)
+    monkeypatch.setattr(cache, "_read", None)
+    source.content(tmp_path)
+    assert capsys.readouterr().err == f"note: mnist is not cached: others can write to {folder}\n"
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    source.content(tmp_path)
+    assert f"others can write to {folder}" in capsys.readouterr().err
+    assert state(folder) == before
+
+
 def test_a_damaged_index_is_no_harm(tmp_path, own_cache):
     files = mnist_files()
     source = mnist_source(files)
@@ -354,10 +391,19 @@ def test_hidden_files_are_no_shards(tmp_path):
     assert femnist_source(b"").content(tmp_path).words["writers"] == ["f0000_00", "f0001_00"]
 
 
-def test_a_user_without_a_home_has_a_cache_and_a_strange_one_is_no_folder(monkeypatch):
+def test_without_a_home_nothing_is_cached_and_a_download_needs_a_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", _no_home)
-    assert locations.cache_dir() == Path(tempfile.gettempdir()) / ".cache" / "fedcat"
+    assert locations.cache_dir() is None
+    assert locations.search_paths(tmp_path) == [tmp_path]
+    files = mnist_files()
+    assert mnist_source(files).find() is None
+    with pytest.raises(
+        DataError, match=r"dataset 'mnist' cannot be downloaded: .* no home directory; set --data-dir or"
+    ):
+        mnist_source(files).content()
+    assert len(mnist_source(files).content(write(tmp_path, files)).arrays) == 4
+    assert capsys.readouterr().err == "note: mnist is not cached: there is no home directory; set XDG_CACHE_HOME\n"
     with pytest.raises(DataError, match="data_dir must be an existing directory, got '~nosuchuser/x'"):
         locations.search_paths("~nosuchuser/x")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from fedcat.data.files import locations
 from fedcat.data.files.checksum import file_digest
 from fedcat.data.files.notices import notify, show_status
 
-FORMAT = "1"
+FORMAT = "2"
 """Increment this when decoding changes, so that older copies are ignored."""
 CHECKSUMS = "checksums.json"
 """The checksum of each source file, with its size and times, so that an unchanged file is not hashed again."""
@@ -49,12 +50,13 @@ def load_or_decode(name: str, files: Mapping[str, Path], decode: Callable[[], De
     decode : callable
         Reads and verifies them. If it raises, nothing is written.
     """
-    folder = locations.cache_dir() / "prepared"
-    before = {name: _stat(path) for name, path in files.items()}
-    key, new_checksums = _key(folder, files)
-    copy = folder / f"{name}-{key[:20]}.safetensors"
-    content = _read(copy)
+    content = None
     try:
+        folder = _folder()
+        before = {name: _stat(path) for name, path in files.items()}
+        key, new_checksums = _key(folder, files)
+        copy = folder / f"{name}-{key[:20]}.safetensors"
+        content = _read(copy)
         if content is None:
             began = time.perf_counter()
             with show_status(f"decoding {name}"):
@@ -65,13 +67,25 @@ def load_or_decode(name: str, files: Mapping[str, Path], decode: Callable[[], De
         if new_checksums:
             _write_checksums(folder, new_checksums)
     except _CacheError as error:
-        notify(f"note: {name} is not cached: {folder} cannot be written: {error}")
-    assert content is not None
-    return content
+        notify(f"note: {name} is not cached: {error}")
+    return decode() if content is None else content
 
 
 class _CacheError(Exception):
-    """The cache directory cannot be written."""
+    """The cache cannot be used."""
+
+
+def _folder() -> Path:
+    """Return the directory of the copies; raise a `_CacheError` if it could hold copies that someone else made."""
+    base = locations.cache_dir()
+    if base is None:
+        raise _CacheError("there is no home directory; set XDG_CACHE_HOME")
+    folder = base / "prepared"
+    if folder.exists() and sys.platform != "win32":
+        stat = folder.stat()
+        if stat.st_uid != os.getuid() or stat.st_mode & 0o022:
+            raise _CacheError(f"others can write to {folder}")
+    return folder
 
 
 def _key(folder: Path, files: Mapping[str, Path]) -> tuple[str, dict[str, Any]]:
@@ -124,32 +138,38 @@ def _read(copy: Path) -> DecodedData | None:
         with safe_open(copy, framework="np") as file:
             metadata = json.loads(file.metadata()["fedcat"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if {name: _crc(array) for name, array in arrays.items()} != metadata["crc32"]:
-            return None
-        return DecodedData(arrays, metadata["words"])
+        content = DecodedData(arrays, metadata["words"])
+        return content if metadata["sha256"] == _digest(copy, content) else None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
 
 
 def _write(copy: Path, content: DecodedData) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in content.arrays.items()}
-    crc = {name: _crc(array) for name, array in arrays.items()}
     words = {name: list(listed) for name, listed in content.words.items()}
-    metadata = {"fedcat": json.dumps({"crc32": crc, "words": words})}
+    digest = _digest(copy, DecodedData(arrays, words))
+    metadata = {"fedcat": json.dumps({"sha256": digest, "words": words})}
     with _replacing(copy) as temporary:
         save_file(arrays, temporary, metadata)
 
 
-def _crc(array: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data)
+def _digest(copy: Path, content: DecodedData) -> str:
+    """Return the SHA-256 of a copy's content and of its name, which tells the source files."""
+    arrays = sorted(content.arrays.items())
+    kinds = {name: (str(array.dtype), array.shape) for name, array in arrays}
+    digest = hashlib.sha256(json.dumps([copy.name, kinds, content.words], sort_keys=True).encode())
+    for _, array in arrays:
+        digest.update(array.data)
+    return digest.hexdigest()
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` in the cache; raise a `_CacheError` if that fails."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         with replacing(path) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
-        raise _CacheError(getattr(error, "strerror", None) or error) from error
+        raise _CacheError(f"{path.parent} cannot be written: {getattr(error, 'strerror', None) or error}") from error

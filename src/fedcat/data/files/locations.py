@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from fedcat.core.errors import DataError
@@ -12,14 +11,17 @@ from fedcat.core.errors import DataError
 VARIABLE = "FEDCAT_DATA"
 
 
-def cache_dir() -> Path:
-    """Return the user's directory for downloads and decoded copies; it need not exist."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = _home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache")
+def cache_dir() -> Path | None:
+    """Return the user's directory for downloads and decoded copies, which need not exist; None without a home."""
+    try:
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a passwd entry, as in some containers
+        return None
     return base / "fedcat"
 
 
@@ -29,13 +31,6 @@ def expand_user(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         return Path(text)
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:  # a user without a passwd entry, as in some containers
-        return Path(tempfile.gettempdir())
 
 
 def search_paths(data_dir: str | Path | None = None, *, must_exist: bool = True) -> list[Path]:
@@ -56,4 +51,5 @@ def search_paths(data_dir: str | Path | None = None, *, must_exist: bool = True)
             if must_exist and not path.is_dir():
                 raise DataError(f"{setting} must be an existing directory, got {text!r}")
             found.append(path)
-    return list(dict.fromkeys([*found, cache_dir()]))
+    cache = cache_dir()
+    return list(dict.fromkeys([*found, *([cache] if cache else [])]))

@@ -82,6 +82,11 @@ class Source:
         if found is not None:
             return found
         searched = search_paths(data_dir)
+        if not searched:
+            raise DataError(
+                f"dataset {self.name!r} cannot be downloaded: there is no home directory; "
+                f"set --data-dir or {VARIABLE} to a directory for it"
+            )
         target = searched[0] / self.folder
         missing = self._missing(searched)
         try:
