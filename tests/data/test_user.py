@@ -1,3 +1,8 @@
+import io
+import math
+import tracemalloc
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import fedcat
 from fedcat.core.errors import DataError, SettingError
+from fedcat.data.files import formats
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(60, 5)).astype(np.float32)
@@ -169,6 +175,90 @@ def test_what_is_no_npz_is_said(tmp_path, kind):
         DataError, match=r"mine\.npz (must hold x and y|cannot be read as an \.npz file|is not an \.npz file)"
     ):
         fedcat.load_dataset("npz", path=str(path))
+
+
+def npz_of_zeros(path, shape, method=zipfile.ZIP_DEFLATED):
+    """Write an .npz file whose x holds zeros, without having them in memory."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "w", method, compresslevel=9) as archive:
+        with archive.open("x.npy", "w") as member:
+            member.write(header.getvalue())
+            for _ in range(math.prod(shape) >> 20):
+                member.write(bytes(1 << 20))
+        labels = io.BytesIO()
+        np.save(labels, np.arange(shape[0]) % 2)
+        archive.writestr("y.npy", labels.getvalue())
+
+
+def test_a_small_npz_that_would_fill_the_memory_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "SMALL", 1 << 23)
+    path = tmp_path / "mine.npz"
+    npz_of_zeros(path, (32, 1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            DataError, match=r"mine.npz has [\d,]+ bytes and would take 33,\d+,\d+ in memory, .*: store it uncompressed"
+        ):
+            fedcat.load_dataset("npz", path=path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    npz_of_zeros(path, (32, 1 << 20), zipfile.ZIP_STORED)
+    assert len(fedcat.load_dataset("npz", path=path).train) == 25
+    npz_of_zeros(path, (4, 1 << 20))
+    assert len(fedcat.load_dataset("npz", path=path).train) == 3
+
+
+def test_an_npz_of_other_compression_or_with_a_false_header_is_refused(tmp_path):
+    path = tmp_path / "mine.npz"
+    npz_of_zeros(path, (4, 1 << 20), zipfile.ZIP_BZIP2)
+    with pytest.raises(DataError, match=r"mine.npz must be written by numpy.savez or .*, got another compression"):
+        fedcat.load_dataset("npz", path=path)
+    for rows in (1 << 34, 1 << 60):  # only the second is more than any machine would promise
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (rows,)})
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", header.getvalue() + bytes(100))
+            archive.writestr("y.npy", header.getvalue() + bytes(100))
+        with pytest.raises(DataError, match=r"mine.npz cannot be read as an .npz file") as told:
+            fedcat.load_dataset("npz", path=path)
+        assert "\n" not in str(told.value)
+
+
+def test_names_from_files_cannot_steer_a_terminal(tmp_path):
+    red, escaped = "\x1b[31m", r"\x1b[31m"
+    for name in (f"{red}cat", "dog\u202e", "été \N{CAT FACE}"):
+        for i in range(3):
+            picture(tmp_path / f"{red}photos" / name / f"{i}.png", i)
+    data = fedcat.Dataset.from_folder(tmp_path / f"{red}photos")
+    assert data.name == f"{escaped}photos"
+    assert data.class_names == (f"{escaped}cat", r"dog\u202e", "été \N{CAT FACE}")
+    path = tmp_path / f"{red}.npz"
+    np.savez(path, x=X, y=Y, owner=np.array([red, escaped, "a\x9b\n"])[np.arange(60) % 3])
+    data = fedcat.load_dataset("npz", path=path)
+    assert (data.name, data.owner_names) == (escaped, (escaped, escaped, r"a\x9b\n"))
+    items = Listed([(x, y, red) for x, y in zip(X, Y, strict=True)])
+    assert fedcat.Dataset.from_torch(items, owner=2).owner_names == (escaped,)
+    np.savez(path, x=X, y=Y, **{red: X})
+    for file in (path, path.with_name(f"{red}text")):
+        with pytest.raises(DataError) as told:
+            fedcat.load_dataset("npz", path=file)
+        assert str(told.value).isprintable()
+    (tmp_path / f"{red}photos" / f"{red}cat" / f"{red}.png").write_bytes(b"PNG?")
+    with pytest.raises(DataError, match=r"cat/\\x1b\[31m.png cannot be read as an image") as told:
+        fedcat.Dataset.from_folder(tmp_path / f"{red}photos")
+    assert str(told.value).isprintable()
+
+
+def test_small_images_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "SMALL", 1 << 20)
+    for name in ("a", "b"):
+        for i in range(3):
+            picture(tmp_path / name / f"{i}.png", 7, size=(512, 512))
+    with pytest.raises(DataError, match=r"has [\d,]+ bytes and would take [1-4],\d+,\d+ in memory"):
+        fedcat.Dataset.from_folder(tmp_path)
+    assert fedcat.Dataset.from_folder(tmp_path, size=8).train.shape == (3, 8, 8)
 
 
 def test_keys_and_labels_that_are_probably_mistakes_are_said(tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
-import zipfile
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,29 @@ from torch.utils.data import TensorDataset
 
 from fedcat.core.errors import DataError, SettingError
 from fedcat.data.dataset import DATASETS, Dataset
+from fedcat.data.files.formats import check_unpacked, read_npz
 from fedcat.data.files.locations import expand_user
+from fedcat.data.files.notices import visible
 from fedcat.data.pool import Normalize
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-NPZ_NAMES = {"x", "y", "x_test", "y_test", "owner"}
 PLAIN_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's modes with at most 8 bits per channel; others would be clipped."""
+
+
+@contextmanager
+def _visible_errors() -> Iterator[None]:
+    """Escape the names in errors that a terminal would act on."""
+    try:
+        yield
+    except SettingError as error:
+        raise type(error)(visible(str(error))) from error
+
+
+def _with_visible_names(made: Dataset) -> Dataset:
+    """Return a dataset with names that a terminal does not act on; they come from files."""
+    owners, classes = (tuple(map(visible, names)) for names in (made.owner_names, made.class_names))
+    return replace(made, name=visible(made.name), owner_names=owners, class_names=classes)
 
 
 def from_torch(train: Any, test: Any = None, *, owner: object = None, **given: Any) -> Dataset:
@@ -44,7 +60,7 @@ def from_torch(train: Any, test: Any = None, *, owner: object = None, **given: A
     position = owner if isinstance(owner, int) and not isinstance(owner, bool) else None
     x, y, owners = _columns("train", train, position)
     held = None if test is None else _columns("test", test, None)[:2]
-    return Dataset.from_arrays(x, y, held, owner=owner if position is None else owners, **given)
+    return _with_visible_names(Dataset.from_arrays(x, y, held, owner=owner if position is None else owners, **given))
 
 
 def _columns(part: str, dataset: Any, position: int | None) -> tuple[object, object, object]:
@@ -87,6 +103,7 @@ def _array(value: Any) -> NDArray[Any]:
     return array
 
 
+@_visible_errors()
 def from_npz(
     *,
     path: str = "",
@@ -111,10 +128,10 @@ def from_npz(
         Constants that normalize bytes divided by 255. Floating-point values are used unchanged.
     """
     file = _named("npz", path)
-    arrays = _npz_arrays(file)
+    arrays = read_npz(file)
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     try:
-        return Dataset.from_arrays(
+        made = Dataset.from_arrays(
             arrays["x"],
             arrays["y"],
             test,
@@ -125,29 +142,12 @@ def from_npz(
             normalize=Normalize(255.0, mean, std) if arrays["x"].dtype == np.uint8 else None,
             name=file.stem,
         )
-    except SettingError as error:
+    except (SettingError, MemoryError) as error:
         raise DataError(f"{file}: {error}") from error
+    return _with_visible_names(made)
 
 
-def _npz_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    try:
-        if file.exists() and not zipfile.is_zipfile(file):
-            raise DataError(f"{file} is not an .npz file: write one with numpy.savez(path, x=..., y=...)")
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} cannot be read as an .npz file of numbers and strings: {error}") from error
-    strange = sorted(arrays.keys() - NPZ_NAMES)
-    if strange or "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(
-            f"{file} must hold x and y, optionally x_test with y_test, and owner, and nothing else; "
-            f"got {', '.join(sorted(arrays)) or 'nothing'}"
-        )
-    return arrays
-
-
+@_visible_errors()
 def from_folder(
     path: str | Path = "",
     *,
@@ -194,7 +194,7 @@ def from_folder(
     pools = {part: _pixels([file for file, _ in found], size, color) for part, found in files.items()}
     labels = {part: np.array([label for _, label in found]) for part, found in files.items()}
     owner = _owner_column(Path(owners), base, [file for file, _ in files["train"]]) if str(owners) else None
-    return Dataset.from_arrays(
+    made = Dataset.from_arrays(
         pools["train"],
         labels["train"],
         (pools["test"], labels["test"]) if parts else None,
@@ -205,6 +205,7 @@ def from_folder(
         name=base.resolve().name,
         class_names=classes,
     )
+    return _with_visible_names(made)
 
 
 def _named(dataset: str, path: str) -> Path:
@@ -239,9 +240,13 @@ def _pixels(files: Sequence[Path], size: int, color: bool) -> NDArray[np.uint8]:
     from PIL import Image
 
     arrays = []
+    where, packed, unpacked = os.path.commonpath(files), sum(file.stat().st_size for file in files), 0
     for file in files:
         try:
             with Image.open(file) as image:
+                if not size:
+                    unpacked += image.width * image.height * (3 if color else 1)
+                    check_unpacked(where, packed, unpacked)
                 if image.mode not in PLAIN_MODES:
                     raise DataError(f"{file} has pixel mode {image.mode}: convert it to 8 bits per channel first")
                 plain = image.convert("RGB" if color else "L")

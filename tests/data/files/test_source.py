@@ -1,5 +1,8 @@
+import gzip
+import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,7 @@ from small_data import (
 )
 
 from fedcat.core.errors import DataError
-from fedcat.data.files import cache, download, locations
+from fedcat.data.files import cache, download, formats, locations
 
 
 @pytest.fixture(autouse=True)
@@ -353,6 +356,35 @@ def test_a_damaged_file_of_each_kind_is_one_line_and_leaves_the_cache(tmp_path, 
     assert state(own_cache) == before
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_no_more_is_read_than_the_published_file_has(tmp_path, packed):
+    files = mnist_files()
+    source = mnist_source(files)
+    write(tmp_path, files, packed=packed)
+    images = tmp_path / ("train-images-idx3-ubyte" + ".gz" * packed)
+    with (gzip.open if packed else open)(images, "wb", **({"compresslevel": 1} if packed else {})) as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"is larger than the published file, which has 94,096 bytes"):
+            source.content(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_small_hdf5_file_that_declares_a_large_array_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "SMALL", 1 << 20)
+    h5py = pytest.importorskip("h5py")
+    write(tmp_path, tff_files(writers(2)))
+    with h5py.File(tmp_path / "fed_emnist_test.h5", "w") as file:
+        file.create_dataset("examples/a/pixels", (5000, 28, 28), "f4", chunks=True, compression="gzip")
+        file.create_dataset("examples/a/label", (5000,), "i4", chunks=True, compression="gzip")
+    with pytest.raises(DataError, match=r"test.h5 has [\d,]+ bytes and would take 15,700,000 in memory"):
+        femnist_source(b"").content(tmp_path)
+
+
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     files = mnist_files()
     write(tmp_path, files)
@@ -410,6 +442,17 @@ def test_without_a_home_nothing_is_cached_and_a_download_needs_a_directory(tmp_p
 
 def _no_home():
     raise RuntimeError("Could not determine home directory.")
+
+
+def test_names_of_writers_and_files_cannot_steer_a_terminal(tmp_path):
+    parts = {part: {f"\x1b[31m{name}\u202e": found for name, found in w.items()} for part, w in writers(2).items()}
+    escaped = [r"\x1b[31mf0000_00\u202e", r"\x1b[31mf0001_00\u202e"]
+    assert femnist_source(b"").content(write(tmp_path / "leaf", leaf_files(parts))).words["writers"] == escaped
+    if pytest.importorskip("h5py"):
+        assert femnist_source(b"").content(write(tmp_path / "h5", tff_files(parts))).words["writers"] == escaped
+    write(tmp_path / "leaf", {"train/\x1b.json": json.dumps({"users": []}).encode()})
+    with pytest.raises(DataError, match=r"train/\\x1b.json is not a LEAF file"):
+        femnist_source(b"").content(tmp_path / "leaf")
 
 
 def test_a_writer_twice_is_said(tmp_path):

@@ -16,6 +16,7 @@ from fedcat.data.files.cache import DecodedData
 from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.file_layouts import GlobFiles, NamedFiles, TarArchive
 from fedcat.data.files.formats import Bytes, Writer, read_cifar, read_idx, read_leaf, read_pickled_cifar, read_tff
+from fedcat.data.files.notices import visible
 from fedcat.data.files.source import Remote, Source
 
 Named = Mapping[str, tuple[bytes, str]]
@@ -194,7 +195,7 @@ def _concatenate(train: Iterable[Writer], test: Iterable[Writer]) -> DecodedData
         arrays[f"{part}_y"] = np.concatenate([writer.y for writer in found])
         sizes = [len(writers[name].y) if name in writers else 0 for name in names]
         arrays[f"{part}_sizes"] = np.array(sizes, dtype=np.int64)
-    return DecodedData(arrays, {"writers": names})
+    return DecodedData(arrays, {"writers": [visible(name) for name in names]})
 
 
 def _by_name(part: str, writers: Iterable[Writer]) -> dict[str, Writer]:

@@ -27,9 +27,10 @@ class Checksum:
 
     def complaint(self, size: int, digest: str) -> str | None:
         """Return what is wrong with a file of this size and digest, or None."""
-        if self.size is not None and size != self.size:
-            what = "truncated or a different file" if size < self.size else "a different file"
-            return f"has {size:,} bytes, but the published file has {self.size:,}: it is {what}"
+        if self.size is not None and size > self.size:
+            return f"is larger than the published file, which has {self.size:,} bytes: it is a different file"
+        if self.size is not None and size < self.size:
+            return f"has {size:,} bytes, but the published file has {self.size:,}: it is truncated or a different file"
         if digest != self.digest:
             return (
                 f"has {self.algorithm} {digest}, but the published file has {self.digest}: "

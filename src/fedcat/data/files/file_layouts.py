@@ -36,7 +36,9 @@ class FileLayout(Protocol):
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """Files with fixed names and published checksums of their content; each may be compressed with gzip.
+    """Files with fixed names and published checksums of their content.
+
+    A file whose size is published may be compressed with gzip: no more than that is unpacked of it.
 
     Attributes
     ----------
@@ -56,7 +58,7 @@ class NamedFiles:
     def find(self, base: Path) -> dict[str, Path] | None:
         """Return the files, all from one directory."""
         for folder in self.folders:
-            found = {name: path for name in self.checksums if (path := _present(base / folder / name))}
+            found = {name: path for name in self.checksums if (path := self._present(base / folder / name))}
             if len(found) == len(self.checksums):
                 return found
         return None
@@ -64,7 +66,7 @@ class NamedFiles:
     def missing(self, base: Path) -> str | None:
         """Return which directory has only some of the files, and which it lacks."""
         for folder in self.folders:
-            absent = [name for name in self.checksums if not _present(base / folder / name)]
+            absent = [name for name in self.checksums if not self._present(base / folder / name)]
             if 0 < len(absent) < len(self.checksums):
                 return f"{base / folder} lacks {', '.join(absent)}"
         return None
@@ -73,12 +75,17 @@ class NamedFiles:
         """Read the files and verify their checksums."""
         contents = {}
         for name, path in files.items():
-            content = _plain(path)
+            content = _plain(path, self.checksums[name].size)
             wrong = self.checksums[name].of_bytes(content)
             if wrong is not None:
                 raise DataError(f"{path}{', decompressed,' if path.suffix == '.gz' else ''} {wrong}")
             contents[name] = (content, str(path))
         return self.read(contents)
+
+    def _present(self, path: Path) -> Path | None:
+        """Return the path of a file or of its gzip-compressed version, or None if neither exists."""
+        packed = [path.with_name(path.name + ".gz")] if self.checksums[path.name].size is not None else []
+        return next((p for p in (path, *packed) if p.is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -166,17 +173,10 @@ class GlobFiles:
         return self.read(files)
 
 
-def _present(path: Path) -> Path | None:
-    """Return the path of a file or of its gzip-compressed version, or None if neither exists."""
-    return next((p for p in (path, path.with_name(path.name + ".gz")) if p.is_file()), None)
-
-
-def _plain(path: Path) -> bytes:
-    """Return a file's content, decompressed if it is a .gz file."""
-    content = path.read_bytes()
-    if path.suffix != ".gz":
-        return content
+def _plain(path: Path, size: int | None) -> bytes:
+    """Return a file's content, decompressed if it is a .gz file, up to one byte more than its published size."""
     try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(-1 if size is None else size + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged or not a gzip file: {error}") from error

@@ -1,4 +1,4 @@
-"""Decoders of published file formats. None of them executes code from a file."""
+"""Decoders of file formats. None of them executes code from a file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import math
 import pickletools
 import struct
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,9 @@ from fedcat.core.errors import DataError, SettingError
 
 Bytes = NDArray[np.uint8]
 FEMNIST_CLASSES = 62
+NPZ_NAMES = {"x", "y", "x_test", "y_test", "owner"}
+SMALL, RATIO = 1 << 28, 100
+"""A file without a published checksum may take `SMALL` bytes in memory, or `RATIO` times its own size."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,15 @@ class Writer:
     name: str
     x: Bytes
     y: Bytes
+
+
+def check_unpacked(name: str, packed: int, unpacked: int) -> None:
+    """Raise a `DataError` if a file of `packed` bytes declares implausibly much data."""
+    if unpacked > max(SMALL, RATIO * packed):
+        raise DataError(
+            f"{name} has {packed:,} bytes and would take {unpacked:,} in memory, more than {RATIO} times as many: "
+            "store it uncompressed if that is right"
+        )
 
 
 def read_idx(content: bytes, name: str, dimensions: int) -> Bytes:
@@ -120,6 +134,39 @@ def read_pickled_cifar(content: bytes, name: str, keys: Sequence[str]) -> tuple[
     return np.frombuffer(images, dtype=np.uint8).reshape(-1, 3, 32, 32), labels
 
 
+def read_npz(file: Path) -> dict[str, NDArray[Any]]:
+    """Read a user's .npz file: inputs x and class labels y, and optionally x_test, y_test and owner."""
+    try:
+        if file.exists() and not zipfile.is_zipfile(file):
+            raise DataError(f"{file} is not an .npz file: write one with numpy.savez(path, x=..., y=...)")
+        with np.load(file, allow_pickle=False) as stored:
+            _check_members(file, stored.zip.infolist())
+            return {name: np.asarray(stored[name]) for name in stored.files}
+    except DataError:
+        raise
+    except (
+        *(OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile),
+        MemoryError,  # a header may declare any size
+    ) as error:
+        raise DataError(f"{file} cannot be read as an .npz file of numbers and strings: {error}") from error
+
+
+def _check_members(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise a `DataError` if an .npz file should not be unpacked.
+
+    Of the compressions that NumPy uses, zipfile unpacks no more than the file's directory declares; of others it may.
+    """
+    names = {member.filename.removesuffix(".npy") for member in members}
+    if names - NPZ_NAMES or not {"x", "y"} <= names or ("x_test" in names) != ("y_test" in names):
+        raise DataError(
+            f"{file} must hold x and y, optionally x_test with y_test, and owner, and nothing else; "
+            f"got {', '.join(sorted(names)) or 'nothing'}"
+        )
+    if {member.compress_type for member in members} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise DataError(f"{file} must be written by numpy.savez or numpy.savez_compressed, got another compression")
+    check_unpacked(str(file), file.stat().st_size, sum(member.file_size for member in members))
+
+
 def read_leaf(content: bytes, name: str) -> list[Writer]:
     """Decode one of LEAF's JSON files of FEMNIST: users, num_samples, and user_data with x and y per user."""
     try:
@@ -152,10 +199,13 @@ def read_tff(path: Path) -> Iterator[Writer]:
         import h5py
     except ImportError as error:
         raise SettingError(f"{path} is an HDF5 file, which needs h5py: pip install 'fedcat[hub]'") from error
+    declared = 0
     try:
         with h5py.File(path, "r") as file:
             for user, samples in file["examples"].items():
                 where = f"{path}: writer {user}"
+                declared += samples["pixels"].nbytes + samples["label"].nbytes
+                check_unpacked(str(path), path.stat().st_size, declared)
                 x = np.asarray(samples["pixels"], dtype=np.float64).reshape(-1, 784)
                 yield Writer(
                     user, _gray(x, where, False), _character(np.asarray(samples["label"]).reshape(-1), len(x), where)

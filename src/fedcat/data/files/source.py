@@ -15,7 +15,7 @@ from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.download import DownloadError, fetch
 from fedcat.data.files.file_layouts import FileLayout
 from fedcat.data.files.locations import VARIABLE, search_paths
-from fedcat.data.files.notices import notify
+from fedcat.data.files.notices import notify, visible
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Source:
             return layout.decode(files)
         except DataError as error:
             advice = f"replace the file, or remove it and run `fedcat data get {self.name}`"
-            raise DataError(f"{error}; {advice}") from error
+            raise DataError(visible(f"{error}; {advice}")) from error
 
     def _missing(self, searched: Sequence[Path]) -> str:
         """Return which directories are incomplete, and which files they lack."""
