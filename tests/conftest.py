@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,16 @@ import torch
 if not torch.cuda.is_available():  # kernels then run in Triton's interpreter; it wants to be told before it is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
+with contextlib.suppress(ImportError):
+    import hypothesis
+
+    hypothesis.settings.register_profile("fedcat", deadline=None)  # a busy machine is not a failure
+    hypothesis.settings.load_profile("fedcat")
+
 from fedcat.models.traits import traits
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the tests were started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _KEY = "fedcat_figures"
 _UNPACK = Path(__file__).parents[2] / "shared" / "data" / "unpack"

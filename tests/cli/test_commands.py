@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -298,3 +299,64 @@ def test_own_warnings_are_lines_and_others_are_as_they_were(capsys):
     cli._show_warning(lambda *given: others.append(given), "old", DeprecationWarning, torch.__file__, 4)
     assert capsys.readouterr().err == "note: too little\n"
     assert others == [("old", DeprecationWarning, torch.__file__, 4)]
+
+
+def test_a_comparison_explains_its_columns_and_shows_paired_differences(fedcat_command):
+    words = ["--seeds", "2", "--rounds", "4", "--epochs", "1", "--clients", "20", "-o", "scaffold.clip=10"]
+    code, out, _ = fedcat_command("compare", "--methods", "fedavg,scaffold", *words)
+    assert code == 0
+    assert "best: the largest of the accuracies on the test data" in out
+    assert "est. time: of one run; runs that train in one launch share its time by their steps" in out
+    lines = out[out.index("last five minus that of fedavg") :].splitlines()
+    assert lines[1].split() == ["run", "mean", "seed", "0", "seed", "1"]
+    stored = json.loads(Path("runs/compare-digits-1/comparison.json").read_text())
+    by_seed = stored[1]["differences"]["last_five"]
+    assert lines[3].split()[0] == "scaffold"
+    assert lines[3].split()[-2:] == [f"{100 * value:+.2f}" for value in by_seed]
+    clips = [
+        tomllib.loads(Path(f"runs/compare-digits-1/{method}-seed0/settings.toml").read_text()).get("clip")
+        for method in ("scaffold", "fedavg")
+    ]
+    assert clips == [10.0, None]
+
+
+def test_one_seed_is_shown_without_a_deviation(fedcat_command):
+    words = ["--seeds", "1", "--rounds", "2", "--epochs", "1", "--clients", "20"]
+    code, out, _ = fedcat_command("compare", "--methods", "fedavg,fedprox", *words)
+    assert code == 0
+    assert "±" not in out
+    assert "1 epoch;" in out
+
+
+def test_a_run_that_trained_nothing_ends_with_an_error_code(fedcat_command):
+    words = ["--method", "fedavg", "--lr", "1e30", "--rounds", "2", "--clients", "20", "--min-samples", "20"]
+    code, _, err = fedcat_command("run", *words)
+    assert code == 1
+    assert "note: no hop arrived: the model is the initial one" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--dataset", "fashion.npz"], "choose the dataset npz with the option path=fashion.npz"),
+        (["run", "--per-round", "3", "--fraction", "0.5"], "per_round 3 and fraction 0.5 are both set"),
+        (["run", "--rounds", "1" + "0" * 23], "rounds must be at least 1 and at most 1,000,000,000"),
+        (["compare", "--sweep", "lr=0.1,0.1"], "sweep of lr must list different values, got 0.1 twice"),
+        (["compare", "-o", "mu=0.1", "-o", "fedprox.mu=0.2"], "option must set mu only once, got mu and fedprox.mu"),
+        (["compare", "-o", "scafold.clip=1"], "unknown method in options 'scafold': did you mean 'scaffold'?"),
+        (
+            ["run", "--method", "fedcat-gc", "--selector", "uniform"],
+            "selector cannot be set: FedCat without concatenat",
+        ),
+        (["run", "--method", "fedcat", "--selector", "uniform"], "another selection needs the option grouping=false"),
+    ],
+)
+def test_what_was_accepted_silently_is_refused(fedcat_command, words, message):
+    code, _, err = fedcat_command(*words)
+    assert code == 2
+    assert message in err
+
+
+def test_another_selection_of_fedcat_without_grouping(fedcat_command):
+    words = ["--selector", "by-samples", "-o", "grouping=false", "--rounds", "2", "--epochs", "1", "--clients", "20"]
+    assert fedcat_command("run", "--method", "fedcat", *words)[0] == 0

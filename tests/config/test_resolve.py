@@ -208,3 +208,45 @@ def test_annotations_that_only_a_type_checker_reads_hide_no_option():
 
     found = settings_of({"partition": odd, "partition_options": {"gamma": 3}, "min_samples": 1})
     assert found.partition_options == {"alpha": 0.5, "gamma": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"mu": 0.1},
+            r"'mu' is not a setting but an option of the method fedprox: pass options=\{\"fedprox\": \{\"mu\":",
+        ),
+        ({"options": {"mu": 0.1}}, r"pass options=\{\"fedprox\": \{\"mu\": 0\.1\}\}"),
+        ({"labels": "fine"}, r"option of the dataset cifar100: pass dataset_options=\{\"labels\": 'fine'\}"),
+        (
+            {"dataset": ([1.0], [2])},
+            r"got an object of type tuple: make a dataset of arrays with .*from_arrays\(x, y\)",
+        ),
+    ],
+)
+def test_what_a_newcomer_writes_first_gets_a_hint(given, message):
+    with pytest.raises(SettingError, match=message):
+        resolve(given)
+
+
+def test_a_pytorch_dataset_gets_a_hint():
+    from torch import rand
+    from torch.utils.data import TensorDataset
+
+    with pytest.raises(SettingError, match=r"of a PyTorch dataset with fedcat\.Dataset\.from_torch\(dataset\)"):
+        resolve({"dataset": TensorDataset(rand(4, 2))})
+
+
+@pytest.mark.parametrize(
+    ("given", "unused"),
+    [
+        ({"lr_decay": 0.1}, ["lr_decay"]),
+        ({"lr_schedule": "cosine", "lr_every": 3, "lr_decay": 0.2}, ["lr_decay", "lr_every"]),
+        ({"lr_schedule": "inverse", "lr_every": 3, "lr_decay": 0.2}, ["lr_every"]),
+        ({"lr_schedule": "step", "lr_every": 3, "lr_decay": 0.2}, []),
+    ],
+)
+def test_a_setting_of_another_schedule_is_noted(given, unused):
+    name = given.get("lr_schedule", "constant")
+    assert list(resolve(given).notes) == [f"{one} has no effect with lr_schedule {name!r}" for one in unused]

@@ -165,3 +165,80 @@ def test_labels_that_look_alike_in_a_file_name_are_told_apart():
     assert _file_names(["a b", "a/b", "ä", "ö"]) == ["1-a-b", "2-a-b", "ä", "ö"]
     assert _shown(None) == "None"
     assert _shown([0.5]) == "[0.5]"
+
+
+def test_differences_are_paired_by_seed(tmp_path):
+    first, other = fedcat.compare(["fedavg", "fedprox"], [4, 2], out=tmp_path / "c", **SHORT)
+    wanted = [b.best - a.best for a, b in zip(first.results, other.results, strict=True)]
+    assert other.differences(first, "best") == wanted
+    stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert stored[1]["differences"] == {
+        "to": "fedavg",
+        "best": wanted,
+        "last_five": other.differences(first, "last_five"),
+        "accuracy": other.differences(first, "accuracy"),
+    }
+    assert stored[0]["differences"]["best"] == [0.0, 0.0]
+
+
+def test_one_seed_has_no_deviation_in_the_file(tmp_path):
+    fedcat.compare(["fedavg"], 1, out=tmp_path / "c", **SHORT)
+    (line,) = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert line["best"]["std"] is None
+    assert line["best"]["mean"] > 0
+
+
+def test_the_figures_of_a_comparison_are_those_of_its_runs():
+    (line,) = fedcat.compare(["fedavg"], 2, **{**SHORT, "rounds": 7})
+    plain = line.as_dict(line)
+    for figure, value in (
+        ("best", lambda r: max(r.accuracies)),
+        ("last_five", lambda r: statistics.fmean(r.accuracies[-5:])),
+        ("accuracy", lambda r: r.accuracies[-1]),
+    ):
+        found = [value(result) for result in line.results]
+        assert plain[figure] == {"mean": statistics.fmean(found), "std": statistics.stdev(found)}
+        assert len(line.results[0].accuracies) == 7
+    traffic = [r.history[-1].up + r.history[-1].down for r in line.results]
+    assert plain["bytes"] == statistics.fmean(traffic)
+    assert plain["relative_traffic"] == pytest.approx(1.0)
+    assert plain["seconds"] == statistics.fmean(r.summary["seconds"] for r in line.results)
+    assert [run["seed"] for run in plain["runs"]] == [0, 1]
+
+
+def test_an_option_or_local_setting_of_one_method_reaches_it_alone():
+    options = {"scaffold": {"clip": 10.0, "variant": "plain"}, "fedavg": {"lr": 0.02, "epochs": 2}}
+    made = fedcat.Comparison(["fedavg", "scaffold"], 1, options=options, **SHORT)
+    avg, scaffold = (run.settings for run in made.runs)
+    assert (avg.clip, scaffold.clip) == (None, 10.0)
+    assert (avg.lr, scaffold.lr) == (0.02, 0.05)
+    assert (avg.epochs, scaffold.epochs) == (2, 1)
+    assert scaffold.options["scaffold"] == {"variant": "plain", "weighting": "equal"}
+    assert [run.simulation.task.clip for run in made.runs] == [None, 10.0]
+
+
+def test_options_of_a_method_that_is_not_compared_are_noted():
+    made = fedcat.Comparison(["fedavg"], 1, options={"scaffold": {"clip": 10.0}}, **SHORT)
+    assert made.notes == ["options of scaffold have no effect: it is not among the methods"]
+
+
+def test_a_bad_local_setting_of_one_method_is_refused():
+    with pytest.raises(SettingError, match="clip must be > 0, got -1"):
+        fedcat.Comparison(["fedavg", "scaffold"], 1, options={"scaffold": {"clip": -1.0}}, **SHORT)
+
+
+def test_equal_values_of_a_sweep_are_refused():
+    with pytest.raises(SettingError, match=r"sweep of lr must list different values, got 0\.1 twice"):
+        fedcat.Comparison(["fedavg"], 1, sweep={"lr": [0.1, 0.2, 0.1]}, **SHORT)
+
+
+def test_a_refused_comparison_leaves_no_directory(tmp_path):
+    with pytest.raises(SettingError, match="selector must return"):
+        fedcat.compare(["fedavg"], 1, selector=lambda round, rng, samples, k: [], out=tmp_path / "a" / "b", **SHORT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variant_is_short_in_print():
+    one, two = (fedcat.compare(["fedavg"], seeds, **SHORT)[0] for seeds in (1, 2))
+    assert repr(one) == f"<VariantResult: fedavg, 1 seeds, last five {one.mean_std('last_five')[0]:.2%}>"
+    assert " ± " in repr(two)

@@ -102,6 +102,10 @@ def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) 
     layer: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
     for name, value in plain_values(values).items():
+        if name == "options" and isinstance(value, Mapping):
+            for option, entry in value.items():
+                if not isinstance(entry, Mapping):
+                    check_not_option(option, entry)
         if name in known or name == "method_options":
             layer[name] = value.read(value_type(name)) if isinstance(value, Typed) else value
         elif name in nested:

@@ -27,7 +27,7 @@ from fedcat.core.device import find_device
 from fedcat.core.errors import DataError, SettingError, unknown_name
 from fedcat.core.options import Typed, check_options, options, storable_options
 from fedcat.core.registry import import_path, label_of
-from fedcat.data.dataset import NATURAL, RESERVED, Dataset, dataset_arguments, make_dataset
+from fedcat.data.dataset import DATASETS, NATURAL, RESERVED, Dataset, dataset_arguments, make_dataset
 from fedcat.data.federation import Federation
 from fedcat.data.files.locations import expand_user
 from fedcat.data.partitions import PARTITIONS
@@ -181,6 +181,7 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> tupl
 
 def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], stale: set[str]) -> None:
     """Raise an error for what is wrong whatever the data is, before any of it is loaded or downloaded."""
+    _check_not_file(named.get("dataset"))
     late = {"method_options", *(() if "clients" in named else ("per_round",))}
     known = Settings.checked({name: value for name, value in named.items() if name not in late})
     parts = {name: _part(name, named, objects) for name in REGISTRIES}
@@ -194,6 +195,18 @@ def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], 
     find_device(known.device)
     if known.data_dir and not expand_user(known.data_dir).is_dir():
         raise DataError(f"data_dir must be an existing directory, got {known.data_dir!r}")
+
+
+def _check_not_file(dataset: object) -> None:
+    """Raise an error with the right dataset if a file or directory was named instead of one."""
+    if not isinstance(dataset, str) or dataset in DATASETS or ":" in dataset:
+        return
+    kind = "npz" if dataset.endswith(".npz") else "folder" if expand_user(dataset).is_dir() else ""
+    if kind:
+        raise SettingError(
+            f"dataset {dataset!r} is a path: choose the dataset {kind} with the option path={dataset} "
+            f'(-d path={dataset}; in Python dataset_options={{"path": "{dataset}"}})'
+        )
 
 
 def _load(named: Mapping[str, Any], objects: Mapping[str, Any], load: Loader) -> tuple[Any, dict[str, Any]]:
@@ -269,7 +282,11 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stal
     if parts["partition"] is not None:
         name, given = complete.get("partition", Settings.partition), complete.get("partition_options", {})
         found["partition_options"] = _partition_options(name, parts["partition"], given, stale)
-    method, tables = complete.get("method", Settings.method), complete["options"]
+    method = complete.get("method", Settings.method)
+    tables = {
+        name: {n: v.read() if isinstance(v, Typed) and name != method else v for n, v in table.items()}
+        for name, table in complete["options"].items()
+    }
     own = check_options("method", method, parts["method"], tables.get(method, {}))
     own = {**storable_options(parts["method"]), **own}
     found["options"] = {**tables, method: own} if own else tables

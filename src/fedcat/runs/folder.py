@@ -220,6 +220,6 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Read a run's history, one mapping per round."""
-    lines = (folder / HISTORY).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    """Read a run's history, one mapping per round; a last line that a killed process cut short is left out."""
+    lines = (folder / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
