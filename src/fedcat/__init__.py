@@ -4,6 +4,7 @@ Names are imported when they are first used: `fedcat --version` and an interrupt
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fedcat.version import __version__
@@ -66,6 +67,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Import a public name from the module that defines it."""
     if name not in _HOME:
+        if find_spec(f"fedcat.{name}") is not None:
+            return import_module(f"fedcat.{name}")
         raise AttributeError(f"module 'fedcat' has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f"fedcat.{_HOME[name]}"), name)
     return found

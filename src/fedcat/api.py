@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from fedcat.config.layers import SettingsFile, untrusted
+from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.nets import NETS, net_builder
 from fedcat.runs.build import Builder, PreparedRun
@@ -61,7 +62,7 @@ def run(
     Result
         The history, the model and the summary.
     """
-    prepared = Builder().build(given, SettingsFile.read(settings, trust, given.values()))
+    prepared = Builder().build(given, SettingsFile.read(settings, trust, given))
     _warn(prepared.notes)
     with _shown(progress, on_round, [prepared.settings.method], [prepared]) as call:
         result = execute([prepared], [None if out is None else Path(out)], call)[0]
@@ -90,9 +91,7 @@ def compare(
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     with _shown(progress, on_round, labels, comparison.runs) as call:
         found = comparison.run(call)
-    results = [result for variant in found for result in variant.results]
-    late = [r.summary["notes"][len(one.notes) :] for r, one in zip(results, comparison.runs, strict=True)]
-    _warn(comparison.named_notes(late))
+    _warn(comparison.late_notes(found))
     return found
 
 
@@ -127,7 +126,7 @@ def load_model(folder: str | Path, net: Any = None, model: str = "global", *, tr
     ----------
     folder : path
         The run's folder.
-    net : torch.nn.Module or callable, optional
+    net : torch.nn.Module, callable or str, optional
         A net of the kind that was trained, needed where the run's net was an object that cannot be imported.
     model : str
         ``global``, or ``average`` where the run kept an average over rounds.
@@ -141,11 +140,14 @@ def load_model(folder: str | Path, net: Any = None, model: str = "global", *, tr
     file = model_path(path, model)
     summary = read_summary(path)
     settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    name, dtype = settings["net"], getattr(torch, settings["dtype"])
+    checked = Settings.checked({key: settings.get(key) for key in ("net", "dtype")})
+    name, dtype = checked.net, getattr(torch, checked.dtype)
     if isinstance(net, nn.Module):
         return read_model(file, net.to(dtype))
+    if isinstance(net, str):
+        net = NETS.get(net)
     if net is None and name not in NETS and ":" in name and not trust:
-        raise untrusted("net", name, "pass it as load_model(folder, net=...), or trust the folder")
+        raise untrusted("net", name, "pass it as load_model(folder, net=...), or say trust=True")
     if net is None and name not in NETS and ":" not in name:
         raise SettingError(
             f"net {name!r} of this run is not known by name: pass the net as load_model(folder, net=...)"

@@ -55,6 +55,12 @@ def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(fedcat, "no_such_name")
 
 
+def test_parts_of_the_package_are_attributes():
+    words = [sys.executable, "-c", "import fedcat; print(fedcat.data.partitions.__name__, fedcat.api.__name__)"]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout == "fedcat.data.partitions fedcat.api\n"
+
+
 def test_flags_are_listed_without_a_type():
     from typer.testing import CliRunner
 

@@ -250,3 +250,10 @@ def test_a_pytorch_dataset_gets_a_hint():
 def test_a_setting_of_another_schedule_is_noted(given, unused):
     name = given.get("lr_schedule", "constant")
     assert list(resolve(given).notes) == [f"{one} has no effect with lr_schedule {name!r}" for one in unused]
+
+
+def test_an_array_is_no_dataset():
+    from numpy import ones
+
+    with pytest.raises(SettingError, match=r"dataset must be a name, a Dataset, .* got an object of type ndarray"):
+        resolve({"dataset": ones((4, 2))})

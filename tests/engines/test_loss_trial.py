@@ -15,13 +15,13 @@ from fedcat.protocol.local_rule import LocalRule
 FED = federation([3, 9, 5, 12, 7, 4])
 
 
-def run(rule, engine="stacked", net=None, device="cpu", **words):
+def run(rule, engine="stacked", net=None, device="cpu", dtype=torch.float64, **words):
     class WithRule(FedAvg):
         def __init__(self, context):
             super().__init__(context)
             self.rule = rule
 
-    layout = layout_of(net or small_net(), torch.float64, device)
+    layout = layout_of(net or small_net(), dtype, device)
     sim = simulate(WithRule, FED, layout, engine, **{"rounds": 2, "k": 3, "batch_size": 4, **words})
     sim.run()
     return sim.method.row
@@ -104,3 +104,87 @@ def test_the_trial_holds_for_every_batch_size(batch_size):
     with pytest.raises(SettingError, match="padded"):
         run(Unmasked(), batch_size=batch_size)
     assert torch.isfinite(run(Masked(), batch_size=batch_size)).all()
+
+
+def test_a_small_term_on_padded_places_is_noticed():
+    @dataclass(frozen=True)
+    class SmallTerm(LocalRule):
+        def loss(self, net, batch, inputs):
+            return super().loss(net, batch, inputs) + 1e-4 * net.logits(batch.x).square().mean()
+
+    for dtype in (torch.float64, torch.float32):
+        with pytest.raises(SettingError, match="changes if its batch is padded"):
+            run(SmallTerm(), dtype=dtype)
+
+
+def test_errors_of_the_loss_itself_are_raised_as_they_are():
+    @dataclass(frozen=True)
+    class Typo(LocalRule):
+        def loss(self, net, batch, inputs):
+            return super().loss(net, batch, inputs) * inputs.local["margn"]
+
+    @dataclass(frozen=True)
+    class Unfinished(LocalRule):
+        def loss(self, net, batch, inputs):
+            raise NotImplementedError
+
+    with pytest.raises(KeyError, match="margn"):
+        run(Typo())
+    with pytest.raises(NotImplementedError):
+        run(Unfinished())
+
+
+@dataclass(frozen=True)
+class Focal(LocalRule):
+    def loss(self, net, batch, inputs):
+        losses = functional.cross_entropy(net.logits(batch.x), batch.y, reduction="none")
+        return batch.mean((1 - (-losses).exp()) ** 2 * losses)
+
+
+@dataclass(frozen=True)
+class Distilled(LocalRule):
+    def loss(self, net, batch, inputs):
+        teacher = net.at(inputs.start).logits(batch.x).softmax(-1).detach()
+        logits = net.logits(batch.x)
+        own = functional.cross_entropy(logits, batch.y, reduction="none")
+        return batch.mean(own + functional.cross_entropy(logits, teacher, reduction="none"))
+
+
+@dataclass(frozen=True)
+class Noisy(LocalRule):
+    def draw(self, rng, task, hop, steps):
+        return {"noise": torch.from_numpy(rng.normal(size=(steps, task.batch_size + 1, 10)))}
+
+    def loss(self, net, batch, inputs):
+        noise = inputs.drawn["noise"][: len(batch.y)].to(batch.x.dtype)
+        return batch.mean(functional.cross_entropy(net.logits(batch.x) + noise, batch.y, reduction="none"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rule", [Focal(), Distilled(), Noisy()], ids=lambda rule: type(rule).__name__)
+def test_losses_that_leave_out_padded_places_are_taken(rule, dtype, device):
+    rows = [run(rule, engine, device=device, dtype=dtype) for engine in ("sequential", "stacked")]
+    assert torch.allclose(*rows, atol=1e-4 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize("hook", ["draw", "report"])
+def test_hooks_that_get_the_hop_may_not_change_it(hook, engine):
+    @dataclass(frozen=True)
+    class Changes(LocalRule):
+        def draw(self, rng, task, given, steps):
+            if hook == "draw":
+                given.start.add_(1.0)
+            return {}
+
+        def report(self, task, given):
+            if hook == "report":
+                given.start.add_(1.0)
+            return {}
+
+        def loss(self, net, batch, inputs):
+            return super().loss(net, batch, inputs)
+
+    with pytest.raises(SettingError, match=rf"Changes\.{hook}: a rule changed one of its arguments in place"):
+        run(Changes(), engine)

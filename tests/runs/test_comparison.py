@@ -240,5 +240,44 @@ def test_a_refused_comparison_leaves_no_directory(tmp_path):
 
 def test_a_variant_is_short_in_print():
     one, two = (fedcat.compare(["fedavg"], seeds, **SHORT)[0] for seeds in (1, 2))
-    assert repr(one) == f"<VariantResult: fedavg, 1 seeds, last five {one.mean_std('last_five')[0]:.2%}>"
+    assert repr(one) == f"<VariantResult: fedavg, 1 seed, last five {one.mean_std('last_five')[0]:.2%}>"
     assert " ± " in repr(two)
+
+
+def test_what_is_set_for_one_method_cannot_be_swept():
+    for options, sweep in (
+        ({"scaffold": {"lr": 0.1}}, {"lr": [0.01, 0.05]}),
+        ({"fedprox": {"mu": 0.3}}, {"mu": [0.1, 1.0]}),
+    ):
+        (name,) = sweep
+        with pytest.raises(SettingError, match=f"{name} must be set or swept, got both"):
+            fedcat.Comparison(["fedavg", "scaffold", "fedprox"], 1, sweep, options=options, **SHORT)
+
+
+def test_a_flag_beats_a_files_table_and_a_table_beats_its_own_layer(tmp_path):
+    (tmp_path / "s.toml").write_text("lr = 0.3\n[options.fedavg]\nlr = 0.1\n")
+    builder = fedcat.Comparison(["fedavg", "fedprox"], 1, settings=tmp_path / "s.toml", **SHORT)
+    assert [run.settings.lr for run in builder.runs] == [0.1, 0.3]
+    made = fedcat.Comparison(["fedavg", "fedprox"], 1, settings=tmp_path / "s.toml", lr=0.02, **SHORT)
+    assert [run.settings.lr for run in made.runs] == [0.02, 0.02]
+    options = {"fedprox": {"lr": 0.5}}
+    made = fedcat.Comparison(["fedavg", "fedprox"], 1, settings=tmp_path / "s.toml", lr=0.02, options=options, **SHORT)
+    assert [run.settings.lr for run in made.runs] == [0.02, 0.5]
+    made = fedcat.Comparison(["fedavg"], 1, {"lr": [0.01, 0.05]}, settings=tmp_path / "s.toml", **SHORT)
+    assert [run.settings.lr for run in made.runs] == [0.01, 0.05]
+
+
+def test_options_of_a_class_reach_it_in_a_comparison():
+    class Mine(fedcat.FedAvg):
+        pass
+
+    made = fedcat.Comparison(["fedavg", Mine], 1, options={"Mine": {"lr": 0.2}}, **SHORT)
+    assert [run.settings.lr for run in made.runs] == [0.05, 0.2]
+    with pytest.raises(SettingError, match="unknown method in options 'Mein': did you mean 'Mine'"):
+        fedcat.Comparison(["fedavg", Mine], 1, options={"Mein": {"lr": 0.2}}, **SHORT)
+
+
+@pytest.mark.parametrize("run", [fedcat.run, lambda **given: fedcat.compare(["fedavg"], 1, **given)])
+def test_a_setting_among_the_options_of_a_method_gets_a_hint(run):
+    with pytest.raises(SettingError, match=r"lr is a setting, not an option: use --lr"):
+        run(method_options={"lr": 0.3}, **SHORT)

@@ -377,7 +377,7 @@ def test_an_owner_of_one_sample_can_be_left_out_for_batch_normalization():
     words = {"dataset": owned(), "net": net, "rounds": 2, "epochs": 1, "fraction": 1.0, "method": "fedavg"}
     with pytest.raises(SettingError, match=r"a client holds a single sample.*: set min_samples to 2 or more"):
         fedcat.run(**words)
-    with pytest.warns(UserWarning, match="1 owners with fewer than min_samples = 2 samples are left out"):
+    with pytest.warns(UserWarning, match="left out: 1 owner with fewer than min_samples = 2"):
         result = fedcat.run(min_samples=2, **words)
     assert result.settings.clients == 2
     assert result.federation.sizes.tolist() == [20, 20]
@@ -387,3 +387,64 @@ def test_an_owner_of_one_sample_can_be_left_out_for_batch_normalization():
 def test_a_partition_that_fails_names_its_seed():
     with pytest.raises(SettingError, match="in 3 tries with seed 7 "):
         fedcat.run(dataset="digits", alpha=0.001, min_samples=25, partition_tries=3, seed=7)
+
+
+def sized(*sizes):
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    x = torch.rand(len(owner), 4)
+    y = torch.arange(len(owner)) % 2
+    return fedcat.Dataset.from_arrays(x, y, (x[:6], y[:6]), owner=owner, name="sized")
+
+
+def test_no_owner_with_enough_samples_is_an_error_with_the_largest():
+    with pytest.raises(SettingError, match="min_samples must be at most 12, the samples of the largest owner"):
+        fedcat.run(dataset=sized(1, 3, 12), net="mlp", min_samples=100)
+
+
+def test_owners_are_counted_again_if_a_files_min_samples_is_replaced(tmp_path):
+    data = sized(1, 3, 5, 8, 10, 12)
+    words = {"dataset": data, "net": "mlp", "rounds": 2, "epochs": 1, "method": "fedavg"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = fedcat.run(min_samples=4, out=tmp_path / "a", fraction=0.5, **words)
+        again = fedcat.run(settings=tmp_path / "a" / "settings.toml", dataset=data)
+        wider = fedcat.run(settings=tmp_path / "a" / "settings.toml", dataset=data, min_samples=2)
+    assert first.federation.sizes.tolist() == again.federation.sizes.tolist() == [5, 8, 10, 12]
+    assert again.federation.hash == first.federation.hash
+    assert wider.federation.sizes.tolist() == [3, 5, 8, 10, 12]
+
+
+def test_a_comparison_whose_directory_vanishes_keeps_its_results(tmp_path):
+    def remove(position, record):
+        if (position, record.round) == (1, 2):
+            shutil.rmtree(tmp_path / "c")
+
+    with pytest.warns(UserWarning, match="the table is not written: .*No such file or directory"):
+        found = fedcat.compare(["fedavg", "fedprox"], 1, out=tmp_path / "c", on_round=remove, **SHORT)
+    assert [line.results[0].status for line in found] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "traffic.csv"])
+def test_a_file_that_vanishes_is_told(tmp_path, name):
+    def remove(position, record):
+        if record.round == 2:
+            (tmp_path / "run" / name).unlink()
+
+    (result,) = execute(prepared(1), [tmp_path / "run"], remove)
+    assert "No such file" in result.unwritten
+
+
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "nowhere" / "place")
+    with pytest.raises(SettingError, match="cannot be written"):
+        reserve("stem", tmp_path / "runs")
+
+
+def test_a_run_of_which_nothing_could_be_written_starts_with_its_columns_later(tmp_path, monkeypatch):
+    whole = RunFolder._put
+    monkeypatch.setattr(RunFolder, "_put", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    folder = RunFolder(tmp_path / "run", "")
+    assert folder.trouble
+    monkeypatch.setattr(RunFolder, "_put", whole)
+    assert folder.add({"round": 1}, [Entry(0, 3, 10, 20)])
+    assert (folder.path / "traffic.csv").read_text() == "round,client,down,up\n1,3,10,20\n"

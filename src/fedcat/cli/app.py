@@ -29,7 +29,6 @@ from fedcat.cli.options import (
 )
 from fedcat.cli.tables import (
     describe,
-    plural,
     say,
     show_comparison,
     show_fields,
@@ -43,6 +42,7 @@ from fedcat.config.presets import preset, preset_datasets, preset_names
 from fedcat.config.toml import toml
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed, options
+from fedcat.core.text import plural
 from fedcat.data.dataset import DATASETS
 from fedcat.methods import METHODS
 from fedcat.methods.selection import SELECTORS
@@ -111,7 +111,7 @@ def run(
         check_free(out_folder)
     tables = _tables(option, dataset_option, partition_option, server_option)
     with _setting_up():
-        prepared = Builder().build({**given, **tables}, SettingsFile.read(file, trust, given.values()))
+        prepared = Builder().build({**given, **tables}, SettingsFile.read(file, trust, given))
     settings, decisions = prepared.settings, prepared.decisions
     show_notes(err, prepared.notes)
     say(out, f"{settings.method} on {prepared.federation}")
@@ -178,13 +178,11 @@ def compare(
                 found = comparison.run(progress)
         except KeyboardInterrupt:
             _interrupted(progress, path)
-    results = [result for variant in found for result in variant.results]
-    late = [result.summary["notes"][len(one.notes) :] for result, one in zip(results, runs, strict=True)]
-    show_notes(err, comparison.named_notes(late))
+    show_notes(err, comparison.late_notes(found))
     show_comparison(out, found)
     total = sum(one.simulation.seconds for one in runs)
     show_fields(out, {"time": f"{total:.1f} s for {plural(len(runs), 'run')}", "directory": str(path)})
-    _exit(results)
+    _exit([result for variant in found for result in variant.results], comparison.unwritten)
 
 
 @app.command("methods", cls=Command)
@@ -252,9 +250,9 @@ def _folder(chosen: Path | None, stem: str) -> Iterator[Path]:
             path.rmdir()
 
 
-def _exit(results: Sequence[Result]) -> None:
-    """End with exit code 1 if a run trained nothing or could not be written."""
-    if any(result.status == "untrained" or result.unwritten for result in results):
+def _exit(results: Sequence[Result], unwritten: str = "") -> None:
+    """End with exit code 1 if a run trained nothing, or if something could not be written."""
+    if unwritten or any(result.status == "untrained" or result.unwritten for result in results):
         raise typer.Exit(1)
 
 

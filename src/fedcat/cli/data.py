@@ -101,7 +101,8 @@ def show(
     options = assignments("dataset-option", dataset_option)
     partition_options = assignments("partition-option", partition_option)
     tables = {"dataset_options": options, "partition_options": partition_options}
-    file = SettingsFile.read(name if name.endswith(".toml") else None, trust, given.values())
+    not_needed = dict.fromkeys(("method", "net", "selector", "server_optimizer"), "")
+    file = SettingsFile.read(name if name.endswith(".toml") else None, trust, {**not_needed, **given})
     named = {} if file.name else {"dataset": name}
     chosen = {**given, **named, **{table: found for table, found in tables.items() if found}}
     settings, federation, notes = Builder().divide(chosen, file)

@@ -14,6 +14,7 @@ from rich.table import Table
 from fedcat.config.settings import Settings
 from fedcat.core.options import options
 from fedcat.core.registry import Registry
+from fedcat.core.text import plural
 from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.data.federation import Federation
 from fedcat.data.skew import Skew
@@ -38,11 +39,6 @@ def show_notes(console: Console, notes: Iterable[str]) -> None:
     """Print notes for the user, each once."""
     for note in dict.fromkeys(notes):
         say(console, f"note: {note}")
-
-
-def plural(count: int, word: str) -> str:
-    """Return a number and a noun, with an s unless it is one."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def show_fields(console: Console, fields: dict[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class SettingsFile:
     layer: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: str | Path | None, trust: bool = False, given: Iterable[object] = ()) -> SettingsFile:
+    def read(cls, path: str | Path | None, trust: bool = False, given: Mapping[str, Any] | None = None) -> SettingsFile:
         """Read a file; without a path, return an empty layer.
 
         Parameters
@@ -56,33 +56,43 @@ class SettingsFile:
             The file.
         trust : bool
             Whether a ``module:attribute`` that stands in the file may be imported, which runs the module's code.
-        given : iterable, optional
-            Values that the user gave besides the file; modules that they name may be imported.
+        given : mapping, optional
+            Settings that the user gave besides the file. They stand above it, and modules that they name may be
+            imported.
         """
         if path is None:
             return cls()
         stored = read_toml(Path(path))
         try:
             if not trust:
-                _check_imports(stored, {module_of(value) for value in given})
+                stored = _without_strangers(stored, given or {})
             return cls(str(path), as_layer(stored))
         except SettingError as error:
             raise SettingError(f"settings file {str(path)!r}: {error}") from error
 
 
-def _check_imports(stored: Mapping[str, Any], named: set[str | None]) -> None:
-    """Raise an error for a ``module:attribute`` in a file whose module is not among those that the user named."""
+def _without_strangers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings without what the user replaces; raise an error for modules that the user did not name.
+
+    A part of a module that the user named must be defined there: what the module itself imports is not meant.
+    """
+    parts = [part for value in given.values() for part in (value if isinstance(value, list) else [value])]
+    named = {module_of(part) for part in parts}
+    replaced = {setting for setting in REGISTRIES if setting in given and module_of(stored.get(setting)) is not None}
     for setting, registry in REGISTRIES.items():
         name = stored.get(setting)
-        if isinstance(name, str) and name not in registry and module_of(name) not in {None, *named}:
-            raise untrusted(setting, name, "name the module yourself, or trust the file")
+        if setting in replaced or not isinstance(name, str) or name in registry or module_of(name) is None:
+            continue
+        if module_of(name) not in named or import_path(registry.get(name)) != name:
+            raise untrusted(setting, name, "name it yourself, or trust the file: --trust, in Python trust=True")
+    return {name: value for name, value in stored.items() if name not in replaced}
 
 
 def untrusted(setting: str, name: str, remedy: str) -> SettingError:
     """Return the error for a module that a file names and that must not be imported without the user's consent."""
     return SettingError(
         f"{setting} {name!r} would import the module {module_of(name)!r} and run its code; if you know what it does, "
-        f"{remedy}: --trust on the command line, trust=True in Python"
+        f"{remedy}"
     )
 
 
@@ -136,6 +146,16 @@ def check_not_option(name: str, value: object) -> None:
                 raise SettingError(f"{name!r} is not a setting but an option of the {kind} {part}: pass {right}")
 
 
+def check_not_setting(name: str) -> None:
+    """Raise an error if a name that is no option of a method is a setting."""
+    if name in Settings.__dataclass_fields__ or name in option_settings():
+        flag = name.replace("_", "-")
+        raise SettingError(
+            f"{name} is a setting, not an option: use --{flag}, in Python {name}=..., or for one method "
+            f"-o METHOD.{name}=..."
+        )
+
+
 def option_settings(parts: Mapping[str, Any] | None = None) -> dict[str, tuple[str, str, type]]:
     """Return the options that are settings as well, with their table, name there and type: ``alpha``, ``server_lr``.
 
@@ -187,9 +207,9 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
     gone = set()
     if "fraction" in above:
         gone.add("per_round")
-    if above.get("dataset", same := below.get("dataset", Settings.dataset)) != same:
+    if _differ(above.get("dataset", same := below.get("dataset", Settings.dataset)), same):
         gone.add("dataset_options")
-    if above.get("method", same := below.get("method")) != same and same is not None:
+    if _differ(above.get("method", same := below.get("method")), same) and same is not None:
         gone |= {"server_optimizer", "server_options", "evaluate"}
     if "server_optimizer" in above:
         gone.add("server_options")
@@ -201,6 +221,11 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
         elif "dataset" in below and above.get("dataset_options"):
             gone |= set(OWNER_SETTINGS) - {"partition"}
     return gone & below.keys()
+
+
+def _differ(part: object, other: object) -> bool:
+    """Return whether two parts differ: names by value, objects by identity, since arrays have no single answer."""
+    return part != other if isinstance(part, str) and isinstance(other, str) else part is not other
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedcat.config.layers import (
     SettingsFile,
     as_layer,
     check_not_option,
+    check_not_setting,
     displaced,
     flat,
     overlay,
@@ -27,6 +28,7 @@ from fedcat.core.device import find_device
 from fedcat.core.errors import DataError, SettingError, unknown_name
 from fedcat.core.options import Typed, check_options, options, storable_options
 from fedcat.core.registry import import_path, label_of
+from fedcat.core.text import plural
 from fedcat.data.dataset import DATASETS, NATURAL, RESERVED, Dataset, dataset_arguments, make_dataset
 from fedcat.data.federation import Federation
 from fedcat.data.files.locations import expand_user
@@ -83,7 +85,7 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     load : callable, optional
         What makes the dataset; one that remembers lets several runs share their data.
     """
-    upper, lower = as_layer(given), file or SettingsFile()
+    upper, lower = _lifted(as_layer(given), file or SettingsFile())
     layered, notes = _layered(upper, lower)
     objects = {name: layered[name] for name in REGISTRIES if not isinstance(layered.get(name), PLAIN)}
     named = {**layered, **{name: import_path(part) or f"<{label_of(part)}>" for name, part in objects.items()}}
@@ -91,9 +93,8 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     data, named["dataset_options"] = _load(named, objects, load)
     explicit = {**lower.layer, **upper}
     complete = _over_defaults(data, named, explicit) if isinstance(data, Dataset) else _of_federation(data, named)
-    complete["options"], training = _method_tables(complete, objects)
+    complete["options"] = _method_tables(complete, objects)
     complete.pop("method_options", None)
-    complete.update(training)
     parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
     stale = _stale_partition_options(upper, lower.layer, named, complete)
     settings = Settings.checked({**complete, **_complete_tables(complete, parts, stale)})
@@ -103,9 +104,32 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
         raise SettingError(f"per_round {settings.k} and fraction {settings.fraction:g} are both set: leave one out")
     unused = [name for name in ("lr_decay", "lr_every") if name in upper and name not in USED_BY[settings.lr_schedule]]
     notes += [f"{name} has no effect with lr_schedule {settings.lr_schedule!r}" for name in unused]
+    tables = {n: table for n, table in upper.get("options", {}).items() if isinstance(table, Mapping)}
+    typed = {n for n, table in tables.items() if any(isinstance(value, Typed) for value in table.values())}
+    others = sorted(typed - {settings.method, label_of(parts["method"])})
+    notes += [f"options of {name} have no effect on {settings.method}" for name in others]
     if isinstance(data, Dataset) and (left := _left_out(data, settings)):
         notes.append(left)
     return Resolved(settings, parts, data, tuple(notes))
+
+
+def _lifted(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any], SettingsFile]:
+    """Return both layers with the settings of local training that stand in the method's own table beside the others."""
+    method = upper.get("method", file.layer.get("method", Settings.method))
+    factory = METHODS.get(method) if isinstance(method, str) else method
+    names = {method if isinstance(method, str) else import_path(method), label_of(factory)}
+
+    def lifted(layer: Mapping[str, Any]) -> dict[str, Any]:
+        tables = layer.get("options", {})
+        if not isinstance(tables, Mapping):
+            return dict(layer)
+        own = {name: table for name, table in tables.items() if name in names and isinstance(table, Mapping)}
+        training = set(TRAINING) - options(factory).keys()
+        raised = {n: v for table in own.values() for n, v in table.items() if n in training}
+        rest = {name: {n: v for n, v in table.items() if n not in raised} for name, table in own.items()}
+        return {**layer, **({"options": {**tables, **rest}} if raised else {}), **raised}
+
+    return lifted(upper), SettingsFile(file.name, lifted(file.layer))
 
 
 def _layered(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any], list[str]]:
@@ -149,14 +173,11 @@ def _left_out(data: Dataset, settings: Settings) -> str:
     if settings.partition != NATURAL or data.owner is None:
         return ""
     few = int(data.owner.max()) + 1 - settings.clients
-    return f"{few} owners with fewer than min_samples = {settings.min_samples} samples are left out" if few else ""
+    return f"left out: {plural(few, 'owner')} with fewer than min_samples = {settings.min_samples}" if few else ""
 
 
-def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the tables of methods' options, and settings of local training that the method's own table holds.
-
-    A user's own class may be called by its bare name there.
-    """
+def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
+    """Return the tables of methods' options; a user's own class may be called by its bare name there."""
     tables, direct = named.get("options", {}), named.get("method_options", {})
     for label, table in (("options", tables), ("method_options", direct)):
         if not isinstance(table, Mapping):
@@ -174,9 +195,9 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> tupl
     own = tables.get(method, tables.get(short, {}))
     if not isinstance(own, Mapping):
         raise SettingError(f"options of method {method!r} must be a table, got {own!r}")
-    merged = {**own, **direct}
-    training = {name: merged.pop(name) for name in TRAINING if name in merged and name not in options(factory)}
-    return ({**tables, method: merged} if own or direct else tables), training
+    for name in direct.keys() - options(factory).keys():
+        check_not_setting(name)
+    return {**tables, method: {**own, **direct}} if own or direct else tables
 
 
 def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], stale: set[str]) -> None:
@@ -185,8 +206,7 @@ def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], 
     late = {"method_options", *(() if "clients" in named else ("per_round",))}
     known = Settings.checked({name: value for name, value in named.items() if name not in late})
     parts = {name: _part(name, named, objects) for name in REGISTRIES}
-    tables, training = _method_tables(named, objects)
-    Settings.checked(training)
+    tables = _method_tables(named, objects)
     check_options("method", known.method, parts["method"], tables.get(known.method, {}))
     if "partition" in named and parts["partition"] is not None:
         _partition_options(known.partition, parts["partition"], known.partition_options, stale)
@@ -241,10 +261,10 @@ def _dataset_hint(data: object) -> str:
 def _over_defaults(data: Dataset, named: Mapping[str, Any], explicit: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings over the dataset's defaults; `explicit` are those of the file and above."""
     complete = overlay(as_layer(data.defaults), named)
-    if complete.get("partition") == NATURAL and data.owner is not None and "clients" not in explicit:
+    if complete.get("partition") == NATURAL and data.owner is not None and "clients" not in named:
         least = complete.get("min_samples", Settings.min_samples)
         owners = data.owners_with(least) if isinstance(least, int) else ()
-        complete["clients"] = len(owners) or complete["clients"]
+        complete["clients"] = len(owners) or int(data.owner.max()) + 1
     if complete.get("partition") == GIVEN:
         raise SettingError(f"partition {GIVEN!r} needs a federation that is divided already: {data.name!r} is not")
     asked = list(explicit.get("partition_options", {}))

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedcat.config.layers import SettingsFile, as_layer, check_renamed, merge_tables, option_settings, overlay
+from fedcat.config.layers import (
+    SettingsFile,
+    as_layer,
+    check_not_setting,
+    check_renamed,
+    merge_tables,
+    option_settings,
+    overlay,
+)
 from fedcat.config.settings import TABLES, Settings, value_type
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, options
@@ -74,12 +82,28 @@ def variants(
             if key not in seen:
                 seen.add(key)
                 shown = "".join(f" {name}={_shown(value)}" for name, value in words.items())
-                found.append((label + shown, {**kept, "method": method}))
+                found.append((label + shown, {**kept, **_own_tables(kept, method, factory), "method": method}))
     _check_used(set().union(*unused.values()) - used - _asked(lifted), upper.get("evaluate", []), methods)
-    labels = {_label(method) for method in methods} | {label_of(factory) for factory in factories}
+    labels = {name for method, factory in zip(methods, factories, strict=True) for name in _names(method, factory)}
     strangers = [name for name in upper.get("options", {}) if name not in labels]
+    for name in strangers:
+        if name not in METHODS:
+            raise unknown_name("method in options", name, {*labels, *(known for known, _ in METHODS)})
     notes = [f"options of {name} have no effect: it is not among the methods" for name in strangers]
     return found, below, [*_notes(unused), *notes]
+
+
+def _own_tables(layer: Mapping[str, Any], method: Any, factory: Any) -> dict[str, Any]:
+    """Return the tables of options in a layer without those of the other methods of a comparison."""
+    if "options" not in layer:
+        return {}
+    names = _names(method, factory)
+    return {"options": {name: table for name, table in layer["options"].items() if name in names}}
+
+
+def _names(method: Any, factory: Any) -> set[str]:
+    """Return the names under which a table of options can be meant for a method."""
+    return {_label(method)} if isinstance(method, str) and method in METHODS else {_label(method), label_of(factory)}
 
 
 def _label(method: Any) -> str:
@@ -112,9 +136,6 @@ def _read(
             raise SettingError(f"sweep of {name} must be a list of values, got {values!r}")
         if not len(values):
             raise SettingError(f"sweep of {name} must list at least one value, got none")
-        twice = [value for place, value in enumerate(values) if any(value is v or value == v for v in values[:place])]
-        if twice:
-            raise SettingError(f"sweep of {name} must list different values, got {_shown(twice[0])} twice")
     datasets = sweep.get("dataset", [settings.get("dataset", Settings.dataset)])
     parts = [*(options(factory) for factory in factories), *(_dataset_options(dataset) for dataset in datasets)]
     types: dict[str, Any] = {name: type(default) for part in parts for name, default in part.items()}
@@ -126,10 +147,15 @@ def _read(
             if name == "method":
                 raise SettingError("method cannot be swept: list the methods to compare instead")
             raise unknown_name("sweep", name, types)
-    return {
+    found = {
         name: [value.read(types[name]) if isinstance(value, Typed) else value for value in values]
         for name, values in sweep.items()
     }
+    for name, values in found.items():
+        twice = [value for place, value in enumerate(values) if any(value is v or value == v for v in values[:place])]
+        if twice:
+            raise SettingError(f"sweep of {name} must list different values, got {_shown(twice[0])} twice")
+    return found
 
 
 def _choices(sweep: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -145,6 +171,9 @@ def _check_not_both(swept: Mapping[str, Any], common: Mapping[str, Any]) -> None
         written = {f"server_{o}" if t == "server_options" else o for t in tables for o in common.get(t, {})}
         if name in common or name in written:
             raise SettingError(f"{name} must be set or swept, got both")
+        for method, table in common.get("options", {}).items():
+            if isinstance(table, Mapping) and name in table:
+                raise SettingError(f"{name} must be set or swept, got both {method}.{name} and a sweep")
     if "fraction" in swept and common.get("per_round") is not None:
         raise SettingError("per_round must not be set if fraction is swept: fraction would have no effect")
 
@@ -225,6 +254,7 @@ def _check_used(idle: set[str], models: Sequence[str], methods: Sequence[Any]) -
             raise SettingError(f"{name} has no effect on any of the methods {labels}")
         if name in models:
             raise unknown_name("evaluate", name, {m for f in factories for m in declared(f, "extra_models", ())})
+        check_not_setting(name)
         raise unknown_name(f"option of {labels}", name, {option for f in factories for option in options(f)})
 
 

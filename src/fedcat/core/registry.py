@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from fedcat.core.errors import SettingError, unknown_name
@@ -62,6 +63,8 @@ class Registry(Generic[T]):
             found: object = importlib.import_module(module_name)
             for part in attribute.split("."):
                 found = getattr(found, part)
+                if isinstance(found, ModuleType):
+                    raise AttributeError(f"{part!r} is a module that {module_name!r} imports")
         except (ImportError, AttributeError, ValueError) as error:
             raise SettingError(f"{self.kind} {name!r} cannot be imported as module:attribute: {error}") from error
         return found  # type: ignore[return-value]

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedcat.core.errors import DataError, SettingError
+from fedcat.core.text import visible
 from fedcat.data.dataset import DATASETS, Dataset
 from fedcat.data.files.formats import check_unpacked, read_npz
 from fedcat.data.files.locations import expand_user
-from fedcat.data.files.notices import visible
 from fedcat.data.pool import Normalize
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

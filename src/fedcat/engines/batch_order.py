@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedcat.core.rng import Purpose, random_stream
 from fedcat.protocol.hop import Hop
+from fedcat.protocol.local_rule import protected
 from fedcat.protocol.task import Task
 
 Ints = NDArray[np.int64]
@@ -61,7 +62,15 @@ def drawn_by(job: tuple[Task, Hop], steps: int) -> dict[str, Tensor]:
     """Return the random numbers that a hop's loss needs, [steps, ...]."""
     task, hop = job
     rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
-    return task.rule.draw(rng, task, hop, steps)
+    with protected(task.rule, "draw", hop) as given:
+        return task.rule.draw(rng, task, given, steps)
+
+
+def reported_by(job: tuple[Task, Hop]) -> dict[str, Tensor]:
+    """Return what the client of a job uploads about its own data."""
+    task, hop = job
+    with protected(task.rule, "report", hop) as given:
+        return task.rule.report(task, given)
 
 
 def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:

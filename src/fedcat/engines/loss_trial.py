@@ -1,6 +1,9 @@
-"""Whether a rule's own loss can be trained in a stack, tested once on a client's first batch."""
+"""Whether a rule's own loss can be trained in a stack, tested once on a client's first samples."""
 
 from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +13,14 @@ from fedcat.core.errors import SettingError
 from fedcat.core.precision import plain_attention, precision_context
 from fedcat.engines.base import Job
 from fedcat.engines.batch_order import batches, drawn_by
-from fedcat.models.layout import Tensors
+from fedcat.models.layout import Layout, Tensors
 from fedcat.protocol.local_rule import Batch, LossInputs
 
 EXTRA = 3
 """Padded places in the trial."""
-LIMIT = 1e-3
-"""Largest difference of the padded batch's loss and gradient, relative to their norms. Without a mask it is about the
-fraction of padded places."""
+LIMITS = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""Largest difference of the padded batch's loss and gradient, relative to their norms. The trial runs in float64, where
+rounding cannot be mistaken for padding, unless the net or the loss needs its own precision."""
 
 
 def check_loss(job: Job) -> None:
@@ -26,60 +29,89 @@ def check_loss(job: Job) -> None:
     The loss of samples of the client's first batch, and its gradient, must be the same if they are padded with others.
     Nets that mix samples are not tested: their batches are never padded.
     """
-    task, hop = job
-    name, layout, pool = type(task.rule).__name__, task.layout, task.pool
-    index, lengths = batches(task, hop)
-    extra = min(EXTRA, task.padding - 1)
-    real = torch.from_numpy(index[0, : min(lengths[0], task.padding - extra)]).to(pool.y.device)
-    others = torch.linspace(0, len(pool) - 1, extra, device=real.device).long()
-    mask = torch.cat([torch.ones(len(real)), torch.zeros(extra)]).to(hop.start)
-    row, size = hop.start, layout.parameter_size
-    drawn = {n: t[0].to(row.device) for n, t in drawn_by(job, len(index)).items()}
-    inputs = {"sent": hop.sent, "memory": hop.memory, "local": local_of(job), "drawn": drawn}
-
-    def loss(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, mask: Tensor | None, rest: object) -> Tensor:
-        net = layout.bind(layout.parameter_views(parameters), layout.buffer_views(buffers))
-        found = task.rule.loss(net, Batch(x, y, mask), LossInputs(row[:size], **rest))  # type: ignore[arg-type]
-        if found.shape != ():
-            raise SettingError(
-                f"{name}.loss must return a scalar, got shape {tuple(found.shape)}: average one loss per sample with "
-                "batch.mean"
-            )
-        return found
-
-    found = []
-    layout.net.train()
-    with precision_context(), plain_attention(layout.device):
-        for where, known in ((real, None), (torch.cat([real, others]), mask)):
-            leaf = row[:size].clone()[None].requires_grad_()
-            batch = pool.inputs(where, layout.dtype)[None], pool.y[where][None]
-            rest = {n: {k: t[None] for k, t in one.items()} for n, one in inputs.items()}
-            dims = (0, 0, 0, 0, None if known is None else 0, 0)
-            try:
-                losses = vmap(loss, in_dims=dims)(
-                    leaf, row[None, size:], *batch, None if known is None else known[None], rest
-                )
-            except SettingError:
-                raise
-            except Exception as error:  # any error from the user's loss is the reason
-                reason = str(error).strip().splitlines()[0]
-                raise SettingError(
-                    f"{name}.loss cannot run for several clients at once under torch.vmap: {reason}; "
-                    'avoid branches on values and random numbers, or set engine="sequential"'
-                ) from error
-            (slope,) = torch.autograd.grad(losses.sum(), leaf, allow_unused=True, materialize_grads=True)
-            found.append((losses.detach(), slope))
-    for plain, padded in zip(*found, strict=True):
-        distance = torch.linalg.vector_norm(padded - plain)
-        if distance > LIMIT * torch.linalg.vector_norm(plain):
-            raise SettingError(
-                f"{name}.loss changes if its batch is padded: batches of several clients are padded to one length, and "
-                "padded places must not count; average one loss per sample with batch.mean(losses), which leaves them "
-                'out, or set engine="sequential"'
-            )
+    trial = _Trial(job)
+    with precision_context(), plain_attention(job[1].start.device):
+        trial.check_alone()
+        try:
+            apart = trial.distance(torch.float64)
+        except Exception:  # whatever does not work in float64
+            apart = trial.distance(job[0].layout.dtype)
+        trial.check_stacked()
+    if apart:
+        raise SettingError(
+            f"{trial.name}.loss changes if its batch is padded: batches of several clients are padded to one length, "
+            "and padded places must not count; average one loss per sample with batch.mean(losses), which leaves them "
+            'out, and do not mix samples; or set engine="sequential"'
+        )
 
 
 def local_of(job: Job) -> Tensors:
     """Return what a job's rule needs to know about the client's own data."""
     task, hop = job
     return {n: t.to(hop.start.device) for n, t in task.rule.local(task, hop.client).items()}
+
+
+class _Trial:
+    """A rule's loss on a few samples of a client, plain and padded with samples of others."""
+
+    def __init__(self, job: Job) -> None:
+        self.task, self.hop = job
+        self.name = type(self.task.rule).__name__
+        index, lengths = batches(*job)
+        pool, extra = self.task.pool, min(EXTRA, self.task.padding - 1)
+        self.real = torch.from_numpy(index[0, : min(lengths[0], self.task.padding - extra)]).to(pool.y.device)
+        others = torch.linspace(0, len(pool) - 1, extra, device=self.real.device).long()
+        self.padded = torch.cat([self.real, others])
+        drawn = {n: t[0].to(self.hop.start.device) for n, t in drawn_by(job, len(index)).items()}
+        self.rest = {"sent": self.hop.sent, "memory": self.hop.memory, "local": local_of(job), "drawn": drawn}
+
+    def check_alone(self) -> None:
+        """Raise an error unless the loss is a scalar; errors of the loss itself are raised as they are."""
+        found = self._loss(self.task.layout, self.hop.start, self.real, self.rest)
+        if not isinstance(found, Tensor) or found.shape != ():
+            got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise SettingError(
+                f"{self.name}.loss must return a scalar, got {got}: average one loss per sample with batch.mean"
+            )
+
+    def distance(self, dtype: torch.dtype) -> bool:
+        """Return whether the loss or its gradient differs between the plain and the padded samples."""
+        own = self.task.layout
+        layout = own if dtype == own.dtype else Layout(deepcopy(own.net).to(dtype))
+        rest = {name: {n: _as(t, dtype) for n, t in one.items()} for name, one in self.rest.items()}
+        found = []
+        for where in (self.real, self.padded):
+            row = self.hop.start.to(dtype).clone().requires_grad_()
+            loss = self._loss(layout, row, where, rest)
+            (slope,) = torch.autograd.grad(loss, row, materialize_grads=True)
+            found.append((loss.detach(), slope))
+        norm = torch.linalg.vector_norm
+        return any(bool(norm(b - a) > LIMITS[dtype] * norm(a)) for a, b in zip(*found, strict=True))
+
+    def check_stacked(self) -> None:
+        """Raise an error if `torch.vmap` cannot run the loss."""
+        layout, row = self.task.layout, self.hop.start[None]
+
+        def loss(row: Tensor, rest: dict[str, Tensors]) -> Tensor:
+            return self._loss(layout, row, self.padded, rest)
+
+        try:
+            vmap(loss)(row, {name: {n: t[None] for n, t in one.items()} for name, one in self.rest.items()})
+        except Exception as error:  # any error from the user's loss is the reason
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise SettingError(
+                f"{self.name}.loss cannot run for several clients at once under torch.vmap: {reason}; avoid branches "
+                'on values and random numbers, or set engine="sequential"'
+            ) from error
+
+    def _loss(self, layout: Layout, row: Tensor, where: Tensor, rest: dict[str, Any]) -> Tensor:
+        layout.net.train()
+        size, pool = layout.parameter_size, self.task.pool
+        net = layout.bind(layout.parameter_views(row[:size]), layout.buffer_views(row[size:]))
+        mask = (torch.arange(len(where), device=where.device) < len(self.real)).to(layout.dtype)
+        batch = Batch(pool.inputs(where, layout.dtype), pool.y[where], mask if len(where) > len(self.real) else None)
+        return self.task.rule.loss(net, batch, LossInputs(row[:size].detach(), **rest))
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

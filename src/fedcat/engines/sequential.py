@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedcat.core.precision import bf16_autocast, precision_context
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines.base import Engine, Job, timed
-from fedcat.engines.batch_order import batches, drawn_by
+from fedcat.engines.batch_order import batches, drawn_by, reported_by
 from fedcat.engines.loss_trial import local_of
 from fedcat.models.traits import channels_last, convolved, traits
 from fedcat.protocol.hop import Hop
@@ -121,6 +121,6 @@ class _Local:
             samples=task.samples(hop.client),
             steps=steps,
             loss=loss,
-            uploads={**{n: t[0] for n, t in uploads.items()}, **task.rule.report(task, hop)},
+            uploads={**{n: t[0] for n, t in uploads.items()}, **reported_by((task, hop))},
             memory={n: t[0] for n, t in memory.items()},
         )

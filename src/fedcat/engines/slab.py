@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.engines.base import Job
+from fedcat.engines.batch_order import reported_by
 from fedcat.engines.loss_trial import local_of
 from fedcat.engines.width import Width
 from fedcat.protocol.local_rule import LocalRule, call_hook
@@ -148,7 +149,7 @@ def replies_of(
                     samples=task.samples(hop.client),
                     steps=int(counts[row]),
                     loss=losses[row],
-                    uploads={**{n: t[own] for n, t in uploads.items()}, **slab.rule.report(task, hop)},
+                    uploads={**{n: t[own] for n, t in uploads.items()}, **reported_by(jobs[row])},
                     memory={n: t[own] for n, t in memory.items()},
                 )
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -166,6 +166,13 @@ def call_hook(rule: LocalRule, hook: str, *arguments: Any) -> Any:
     given = [ReadOnly(value) if isinstance(value, Mapping) else value for value in arguments]
     with unchanged(rule, hook, *given[hook == "gradient" :]):
         return getattr(rule, hook)(*given)
+
+
+@contextmanager
+def protected(rule: LocalRule, hook: str, hop: Hop) -> Iterator[Hop]:
+    """Yield a hop with read-only tensors for a hook; raise an error if the hook changes one in place."""
+    with unchanged(rule, hook, hop.start, hop.sent, hop.memory):
+        yield replace(hop, sent=ReadOnly(hop.sent), memory=ReadOnly(hop.memory))
 
 
 @contextmanager

@@ -123,7 +123,7 @@ class Builder:
         return resolved.settings, federation, resolved.notes
 
     def _divided(self, given: Mapping[str, Any], file: SettingsFile | str | Path | None) -> tuple[Resolved, Federation]:
-        below = file if isinstance(file, SettingsFile) else SettingsFile.read(file, given=given.values())
+        below = file if isinstance(file, SettingsFile) else SettingsFile.read(file, given=given)
         resolved = resolve(given, below, self._load)
         return resolved, self._federation(resolved)
 

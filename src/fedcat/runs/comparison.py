@@ -15,6 +15,7 @@ import numpy as np
 from fedcat.config.layers import SettingsFile
 from fedcat.config.sweep import variants
 from fedcat.core.errors import SettingError
+from fedcat.core.text import plural
 from fedcat.runs.build import Builder, PreparedRun
 from fedcat.runs.folder import COMPARISON, check_free, claim, unclaim, write_text
 from fedcat.runs.runner import OnRound, execute
@@ -35,7 +36,7 @@ class VariantResult:
     def __repr__(self) -> str:
         mean, std = self.mean_std("last_five")
         spread = "" if std is None else f" ± {std:.2%}"
-        return f"<VariantResult: {self.label}, {len(self.results)} seeds, last five {mean:.2%}{spread}>"
+        return f"<VariantResult: {self.label}, {plural(len(self.results), 'seed')}, last five {mean:.2%}{spread}>"
 
     def mean_std(self, figure: str, model: str = "global") -> tuple[float, float | None]:
         """Return mean and standard deviation over seeds of ``best``, ``last_five`` or ``accuracy``.
@@ -141,9 +142,11 @@ class Comparison:
             methods = [name.strip() for name in methods.split(",")]
         if not methods:
             raise SettingError("methods must name at least one method, got none")
-        file = SettingsFile.read(settings, trust, [*methods, *given.values()])
+        file = SettingsFile.read(settings, trust, {**given, "method": list(methods)})
         self.seeds = _seeds(seeds, given.get("seed", file.layer.get("seed", 0)))
         self.out = None if out is None else Path(out)
+        self.unwritten = ""
+        """Why the table of a comparison that has run could not be written; empty if it was."""
         if self.out is not None:
             check_free(self.out)
         found, below, self._notes = variants(methods, sweep or {}, given, file)
@@ -159,6 +162,12 @@ class Comparison:
     def notes(self) -> list[str]:
         """Lines that the user should read first."""
         return [*self._notes, *self.named_notes([run.notes for run in self.runs])]
+
+    def late_notes(self, found: Sequence[VariantResult]) -> list[str]:
+        """Return what the user should read after the runs."""
+        results = [result for variant in found for result in variant.results]
+        late = [result.summary["notes"][len(run.notes) :] for result, run in zip(results, self.runs, strict=True)]
+        return [*self.named_notes(late), *([self.unwritten] if self.unwritten else [])]
 
     def named_notes(self, notes: Sequence[Iterable[str]]) -> list[str]:
         """Return the notes of the runs, each once; one that does not hold for all runs begins with theirs."""
@@ -189,7 +198,10 @@ class Comparison:
             unclaim(made, self.out / COMPARISON)
             raise
         lines = json.dumps([one.as_dict(found[0]) for one in found], indent=2)
-        write_text(self.out / COMPARISON, lines + "\n")
+        try:
+            write_text(self.out / COMPARISON, lines + "\n")
+        except OSError as error:
+            self.unwritten = f"the table is not written: {str(self.out)!r} cannot be written: {error.strerror}"
         return found
 
     def _variants(self, results: Sequence[Result]) -> list[VariantResult]:

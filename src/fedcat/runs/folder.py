@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ MODEL = "model.safetensors"
 SUMMARY = "run.json"
 CLIENTS = "clients.json"
 COMPARISON = "comparison.json"
+COLUMNS = "round,client,down,up\n"
+"""The first line of the traffic file."""
 
 
 def check_free(path: Path) -> None:
@@ -45,16 +48,17 @@ def reserve(stem: str, parent: Path = Path("runs")) -> Path:
     Several processes may ask at once: a directory is made by one of them only.
     """
     stem = stem.replace(":", "-").replace("/", "-")
-    for number in itertools.count(1):
-        path = parent / f"{stem}-{number}"
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise SettingError(f"out directory {str(path)!r} cannot be written: {error.strerror}") from error
-        return path
-    raise AssertionError
+    path = parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = parent / f"{stem}-{number}"
+            with suppress(FileExistsError):
+                path.mkdir()
+                break
+    except OSError as error:
+        raise SettingError(f"out directory {str(path)!r} cannot be written: {error.strerror}") from error
+    return path
 
 
 def claim(path: Path, name: str, text: str) -> list[Path]:
@@ -104,7 +108,8 @@ class RunFolder:
         self._made = claim(path, SETTINGS, settings)
         self._written = (0, 0, 0)  # rounds, and the bytes that they take in the two files
         with self._noting_trouble():
-            self._written = (0, self._put(TRAFFIC, 0, "round,client,down,up\n"), self._put(HISTORY, 0, ""))
+            self._put(TRAFFIC, 0, COLUMNS)
+            self._put(HISTORY, 0, "")
 
     @property
     def rounds(self) -> int:
@@ -120,9 +125,10 @@ class RunFolder:
         lines = [f"{entry.round + 1},{entry.client},{entry.down},{entry.up}\n" for entry in entries]
         rounds, traffic, history = self._written
         with self._noting_trouble():
-            traffic = self._put(TRAFFIC, traffic, "".join(lines))
+            traffic = self._put(TRAFFIC, traffic, "".join([*([] if traffic else [COLUMNS]), *lines]))
             history = self._put(HISTORY, history, json.dumps(record) + "\n")
             self._written = (rounds + 1, traffic, history)
+            self.trouble = ""
             return True
         return False
 
@@ -141,7 +147,6 @@ class RunFolder:
     def _noting_trouble(self) -> Iterator[None]:
         try:
             yield
-            self.trouble = ""
         except OSError as error:
             self.trouble = f"{str(self.path)!r} cannot be written: {error.strerror or error}"
 
@@ -185,8 +190,8 @@ def save_model(path: Path, tensors: dict[str, Tensor]) -> None:
     with replacing(path) as temporary:
         try:
             save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary)
-        except SafetensorError as error:  # it hides the operating system's error, such as a full disk
-            raise OSError(str(error)) from error
+        except SafetensorError as error:  # as an error of the operating system, such as a full disk, which it wraps
+            raise OSError(re.sub(r".*I/O error: (.*?)( at path.*)?$", r"\1", str(error))) from error
 
 
 def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fedcat.core.errors import DataError
+from fedcat.core.text import visible
 from fedcat.data.files.cache import DecodedData
 from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.file_layouts import GlobFiles, NamedFiles, TarArchive
 from fedcat.data.files.formats import Bytes, Writer, read_cifar, read_idx, read_leaf, read_pickled_cifar, read_tff
-from fedcat.data.files.notices import visible
 from fedcat.data.files.source import Remote, Source
 
 Named = Mapping[str, tuple[bytes, str]]

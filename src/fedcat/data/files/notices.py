@@ -19,11 +19,6 @@ def notify(text: str) -> None:
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
-def visible(text: str) -> str:
-    r"""Return a text from files with the characters escaped that a terminal would act on, such as ``\x1b``."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 @contextmanager
 def show_status(text: str) -> Iterator[None]:
     """Show a status line on a terminal while the block runs."""

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcat.core.errors import DataError
+from fedcat.core.text import visible
 from fedcat.data.files.cache import DecodedData, load_or_decode
 from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.download import DownloadError, fetch
 from fedcat.data.files.file_layouts import FileLayout
 from fedcat.data.files.locations import VARIABLE, search_paths
-from fedcat.data.files.notices import notify, visible
+from fedcat.data.files.notices import notify
 
 
 @dataclass(frozen=True)
