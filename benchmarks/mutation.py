@@ -1,0 +1,278 @@
+"""Mutation testing: change the code in small ways, and see whether the tests notice.
+
+    python benchmarks/mutation.py src/fedcat/methods/fedcat.py ... [--tests PATH ...] [--then PATH ...] [--jobs N]
+                                  [--limit SECONDS] [--out FILE.json] [--sample N --seed S]
+
+Every mutant is one change in one place of a file, tried in a temporary copy of src, tests and pyproject.toml. It is
+killed if the tests fail or pass the time limit, and survives if they pass. The tests `--tests` come first; those of
+`--then` are run only for what they let pass. By default these are the tests that mirror the file, and those that
+`WIDER` names for it. A survivor is a test to be written, or a change that changes no behavior.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path("src/fedcat")
+
+WIDER = {
+    "config": ["tests/config", "tests/runs/test_build.py", "tests/methods/test_server_optimizer.py"],
+    "core": ["tests/core", "tests/config"],
+    "data": ["tests/data/test_federation.py", "tests/data/test_partitions.py", "tests/data/test_builtin.py"],
+    "engines": ["tests/engines/test_agreement.py", "tests/methods/test_fedavg.py"],
+    "methods": ["tests/methods/test_every_method.py"],
+    "protocol": ["tests/protocol", "tests/runs/test_simulation.py"],
+}
+"""Tests of a package that are run for what the tests of the file itself let pass."""
+
+ELSEWHERE = {
+    "config/toml.py": ["tests/config/test_settings.py"],
+    "data/dataset.py": ["tests/data/test_federation.py", "tests/data/test_builtin.py"],
+    "data/pool.py": ["tests/data/test_federation.py"],
+    "data/split.py": ["tests/data/test_federation.py"],
+    "engines/base.py": ["tests/engines/test_evaluation.py"],
+    "engines/sequential.py": ["tests/methods/test_fedavg.py", "tests/methods/test_fedprox.py"],
+    "methods/__init__.py": ["tests/methods/test_every_method.py"],
+    "methods/clusamp.py": ["tests/methods/selection/test_clustered.py"],
+    "methods/cyclic.py": ["tests/methods/test_related_methods.py"],
+    "methods/fedcluster.py": ["tests/methods/test_related_methods.py"],
+    "methods/fedopt.py": ["tests/methods/test_server_optimizer.py"],
+    "methods/rounds.py": ["tests/methods/test_fedavg.py", "tests/methods/test_base.py"],
+    "protocol/hop.py": ["tests/protocol"],
+    "protocol/reply.py": ["tests/protocol"],
+}
+"""Tests of files whose name no test file bears."""
+
+KINDS = "Lt LtE, Gt GtE, Eq NotEq, In NotIn, Is IsNot, And Or, Add Sub, Mult Div, FloorDiv Mod, BitOr BitAnd"
+SWAPS = {getattr(ast, a): getattr(ast, b) for p in KINDS.split(", ") for a, b in (p.split(), p.split()[::-1])}
+SWAPS[ast.Pow] = ast.Mult
+NAMES = {"min": "max", "any": "all", "sum": "mean", "argmin": "argmax", "ceil": "floor"}
+NAMES |= {other: name for name, other in NAMES.items()}
+TEXT = ("unknown_name", "add_note", "dataclass", "TypeVar")
+"""Functions whose arguments are not mutated."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the bytes `start` to `stop` of a file are replaced."""
+
+    file: Path
+    line: int
+    what: str
+    start: int
+    stop: int
+    new: str
+
+
+def mutants(path: Path) -> list[Mutant]:
+    """Return all mutants of a file, in the order of its lines."""
+    source = (ROOT / path).read_bytes()
+    begins = [0]
+    for line in source.splitlines(keepends=True):
+        begins.append(begins[-1] + len(line))
+    found = {}
+    for node, new in changes(ast.parse(source)):
+        start = begins[node.lineno - 1] + node.col_offset
+        stop = begins[node.end_lineno - 1] + node.end_col_offset
+        old = source[start:stop].decode()
+        what = f"{' '.join(old.split())[:60]} -> {' '.join(new.split())[:60]}"
+        if new not in (old, f"({old})"):
+            found[start, stop, new] = Mutant(path, node.lineno, what, start, stop, new)
+    return sorted(found.values(), key=lambda mutant: (mutant.start, mutant.stop, mutant.new))
+
+
+def changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the nodes below `node` that can be changed, with the code to put in their place."""
+    for child in parts(node):
+        yield from mutated(child)
+        if not isinstance(child, (ast.Raise, ast.JoinedStr)):  # the text of errors; f-strings are changed as a whole
+            yield from changes(child)
+
+
+def parts(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the children of a node, without documentation, annotations, imports and what only a type checker reads."""
+    skipped = {"annotation", "returns", "type_params", "ctx"}
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or name in skipped or isinstance(child, (ast.Import, ast.ImportFrom)):
+                continue
+            text = ast.unparse(child).split("\n")[0] if isinstance(child, ast.stmt) else ""
+            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+                continue
+            if text.startswith(("if TYPE_CHECKING", "__all__", "def __repr__", "def __str__")):
+                continue
+            if isinstance(child, ast.Call) and getattr(child.func, "id", "") in TEXT:
+                continue
+            yield child
+
+
+def mutated(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the changes of one node."""
+    match node:
+        case ast.Compare(ops=ops):
+            for place, op in enumerate(ops):
+                yield node, code(node, ops=[*ops[:place], SWAPS[type(op)](), *ops[place + 1 :]])
+        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in SWAPS:
+            yield node, code(node, op=SWAPS[type(op)]())
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield node, code(operand)
+        case ast.IfExp(body=body, orelse=other):
+            yield node, code(node, body=other, orelse=body)
+        case ast.Constant(value=value):
+            yield from ((node, new) for new in constants(value))
+        case ast.JoinedStr(values=values):
+            if not any(" " in str(part.value).strip() for part in values if isinstance(part, ast.Constant)):
+                yield node, f"('mutated' + {ast.unparse(node)})"
+        case ast.If(test=test):
+            yield from ((test, truth) for truth in ("True", "False"))
+        case ast.comprehension(ifs=ifs):
+            yield from ((test, "True") for test in ifs)
+        case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
+            yield node, "return None"
+        case ast.Name(id=name) if name in NAMES and name != "sum":
+            yield node, code(node, id=NAMES[name])
+        case ast.Attribute(attr=name) if name in NAMES:
+            yield node, code(node, attr=NAMES[name])
+        case ast.Call(args=args, keywords=keywords):
+            for place, word in enumerate(keywords):
+                if word.arg is not None:
+                    yield node, code(node, keywords=[*keywords[:place], *keywords[place + 1 :]])
+            if len(args) == 2 and not any(isinstance(argument, ast.Starred) for argument in args):
+                yield node, code(node, args=args[::-1])
+        case ast.Slice(lower=lower, upper=upper):
+            yield from ((edge, f"{ast.unparse(edge)} + 1") for edge in (lower, upper) if edge is not None)
+    if deletable(node):
+        yield node, "pass"
+
+
+def constants(value: object) -> Iterator[str]:
+    """Yield the constants that take the place of one."""
+    if isinstance(value, bool):
+        yield repr(not value)
+    elif isinstance(value, (int, float)):
+        yield "0" if value == 1 else repr(value + 1)
+    elif isinstance(value, str) and " " not in value.strip():
+        yield repr(f"{value}mutated")
+
+
+def deletable(node: ast.AST) -> bool:
+    """Tell whether a statement can be left out: it stores into an object, calls something, raises or leaves a loop."""
+    if isinstance(node, (ast.Assign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return isinstance(targets[0], (ast.Attribute, ast.Subscript))
+    calls = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return calls or isinstance(node, (ast.Raise, ast.Continue, ast.Break))
+
+
+def code(node: ast.AST, **changed: object) -> str:
+    """Return the code of a node with some of its fields changed; an expression in parentheses."""
+    made = copy.copy(node)
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return ast.unparse(made) if isinstance(made, ast.stmt) else f"({ast.unparse(made)})"
+
+
+def stages(path: Path, first: list[str], then: list[str]) -> list[list[str]]:
+    """Return the tests of a file: what was asked for, or what mirrors it and, after that, what is wider."""
+    inner = path.relative_to(PACKAGE)
+    mirrors = [Path("tests") / inner.with_name(f"test_{inner.name}"), Path("tests") / inner.parent]
+    mirror = ELSEWHERE.get(str(inner)) or [str(next(place for place in mirrors if (ROOT / place).exists()))]
+    wider = then if first or then else WIDER.get(inner.parts[0], [])
+    return [tests for tests in (first or mirror, wider) if tests]
+
+
+def outcome(mutant: Mutant | None, selections: list[list[str]], limit: float) -> str:
+    """Return what the tests say about a mutant, or about the code as it is: killed, survived or timeout."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        for part in ("src", "tests"):
+            shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        if mutant is not None:
+            source = (ROOT / mutant.file).read_bytes()
+            new = source[: mutant.start] + mutant.new.encode() + source[mutant.stop :]
+            Path(folder, mutant.file).write_bytes(new)
+        for tests in selections:
+            found = passes(folder, tests, limit)
+            if found != "survived":
+                return found
+    return "survived"
+
+
+def passes(folder: str, tests: list[str], limit: float) -> str:
+    """Run some tests in a copy of the tree; whatever they started ends with them."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    own = {"PYTHONPATH": f"{folder}/src", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+    process = subprocess.Popen(words, cwd=folder, env={**os.environ, **own}, start_new_session=True, **quiet)
+    try:
+        return "killed" if process.wait(limit) else "survived"
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def main() -> None:
+    """Try the mutants of the files that are named, and print how many of each file were killed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--tests", nargs="+", default=[], help="tests to run first; default: the mirror of each file")
+    parser.add_argument("--then", nargs="+", default=[], help="tests to run for what survives the first ones")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds per run of the tests")
+    parser.add_argument("--out", type=Path, help="JSON file for the results, written as they come")
+    parser.add_argument("--sample", type=int, help="try only so many mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
+    files = [path.resolve().relative_to(ROOT) for path in given.files]
+    selections = {path: stages(path, given.tests, given.then) for path in files}
+    todo = [mutant for path in files for mutant in mutants(path)]
+    if given.sample is not None:
+        todo = random.Random(given.seed).sample(todo, min(given.sample, len(todo)))
+    results: list[dict[str, object]] = []
+
+    def tried(mutant: Mutant) -> dict[str, object]:
+        begin = time.perf_counter()
+        found = outcome(mutant, selections[mutant.file], given.limit)
+        seconds = round(time.perf_counter() - begin, 1)
+        return {"file": str(mutant.file), "line": mutant.line, "what": mutant.what, "found": found, "seconds": seconds}
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        every = sorted({tuple(tests) for chosen in selections.values() for tests in chosen})
+        for tests, found in zip(every, pool.map(lambda t: outcome(None, [list(t)], given.limit), every), strict=True):
+            if found != "survived":
+                sys.exit(f"the tests {' '.join(tests)} do not pass on the code as it is: {found}")
+        for done in as_completed([pool.submit(tried, mutant) for mutant in todo]):
+            results.append(done.result())
+            if given.out is not None:
+                given.out.write_text(json.dumps(results, indent=1) + "\n")
+            if results[-1]["found"] == "survived":
+                print("survived: {file}:{line}: {what}".format(**results[-1]), flush=True)
+    totals = Counter(result["file"] for result in results)
+    survived = Counter(result["file"] for result in results if result["found"] == "survived")
+    for file, total in sorted(totals.items()):
+        print(f"{total - survived[file]:5} of {total:5} killed  {file}")
+
+
+if __name__ == "__main__":
+    main()
