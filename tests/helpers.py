@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ from fedcat.protocol.task import Task
 from fedcat.runs.simulation import Simulation
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def philox(seed: int, purpose: int, round: int = 0, client: int = 0, visit: int = 0) -> np.random.Generator:
+    """Make the random stream with this key from NumPy alone, to check what the code draws from its own."""
+    key = np.array([seed, purpose], np.uint64)
+    return np.random.Generator(np.random.Philox(counter=np.array([0, visit, client, round], np.uint64), key=key))
 
 
 def federation(sizes: list[int], shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, seed: int = 0) -> Federation:
@@ -59,7 +66,7 @@ def simulate(
     k: int = 3,
     seed: int = 0,
     epochs: int = 2,
-    lr: float = 0.1,
+    lr: float | Callable[[int], float] = 0.1,
     batch_size: int = 4,
     exact: bool = False,
     start: torch.Tensor | None = None,
@@ -81,7 +88,7 @@ def simulate(
         fed.sizes,
         k,
         epochs,
-        lambda r: lr,
+        lr if callable(lr) else lambda r: lr,
         selector,
         server_optimizer=ServerOptimizerChoice(factory=None if server_optimizer is None else lambda: server_optimizer),
         average=average,

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from helpers import philox
 
 from fedcat.core.errors import SettingError
 from fedcat.methods.selection import SELECTORS, FunctionSelector, check_selection, make_selector, uniform
@@ -7,6 +8,9 @@ from fedcat.methods.selection.grouped import CountTable, GroupedSelector
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
+
+
+CASES = [(12, 3, 0.5, 1), (13, 4, 0.3, 2), (7, 7, 1.0, 1), (9, 1, 0.0, 3), (23, 5, 0.7, 0.4)]
 
 
 @st.composite
@@ -69,6 +73,77 @@ def test_draws_follow_the_weights():
     assert np.abs(picked - expected).max() < 4 * np.sqrt(expected.max())
 
 
+def slow(seed, clients, k, epsilon, period, rounds):
+    """Algorithm 3 by loops, with the random numbers of the documented streams: groups from 4, picks from 3."""
+    counts = np.zeros((clients, k), int)
+    for r in range(rounds):
+        order = philox(seed, 4, round=r // period * period).permutation(clients).tolist()
+        groups = [order[i * (clients // k) + min(i, clients % k) :] for i in range(k)]
+        groups = [group[: clients // k + (i < clients % k)] for i, group in enumerate(groups)]
+        rng = philox(seed, 3, round=r)
+        coins, picks = rng.random(k), rng.random(k)
+        chosen = []
+        for group, coin, pick in zip(groups, coins, picks, strict=True):
+            weights = [(counts[client, r % k] + 1) ** -0.5 for client in group]
+            if coin < epsilon:
+                weights = [float(weight == max(weights)) for weight in weights]
+            place, passed = 0, weights[0]
+            while passed <= pick * sum(weights):
+                place += 1
+                passed += weights[place]
+            chosen.append(group[place])
+        counts[chosen, r % k] += 1
+        yield groups, chosen, counts
+
+
+@pytest.mark.parametrize(("clients", "k", "epsilon", "periods"), CASES)
+def test_it_is_algorithm_3_with_the_documented_random_streams(clients, k, epsilon, periods):
+    for seed in range(4):
+        selector = GroupedSelector(seed, clients, k, epsilon, round(periods * k))
+        for r, (groups, chosen, counts) in enumerate(slow(seed, clients, k, epsilon, round(periods * k), 40)):
+            assert [group.tolist() for group in selector.groups(r)] == groups
+            assert selector.select(r).tolist() == chosen
+            assert np.array_equal(selector.table.dense(k), counts)
+
+
+def test_by_default_half_of_the_picks_are_greedy_and_groups_last_k_rounds():
+    selector = GroupedSelector(0, 12, 3)
+    assert (selector.epsilon, selector.period) == (0.5, 3)
+
+
+def largest_chosen(seed, epsilon, k=5, size=20):
+    """Tell for each group whether its one client of the largest weight, 1 beside 19 of 1/2, was chosen."""
+    selector = GroupedSelector(seed, k * size, k, epsilon)
+    least = [group[seed % size] for group in selector.groups(0)]
+    others = sorted(set(range(k * size)) - set(least))
+    selector.table.restore({"0": {"clients": others, "counts": [3] * len(others)}})
+    return selector.select(0) == least
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 0.8, 1.0])
+def test_each_group_tosses_its_own_coin_of_epsilon(epsilon):
+    """The largest weight is taken with probability epsilon, and by weight with probability 1 / (1 + 19 / 2)."""
+    hits = np.array([largest_chosen(seed, epsilon) for seed in range(600)])
+    rate = epsilon + (1 - epsilon) / 10.5
+    assert abs(hits.mean() - rate) <= 4 * np.sqrt(rate * (1 - rate) / hits.size)
+    assert (abs(hits.mean(0) - rate) <= 4 * np.sqrt(rate * (1 - rate) / len(hits))).all()
+    binomial = 5 * rate * (1 - rate)  # the variance if the groups are independent
+    assert 0.75 * binomial <= hits.sum(1).var() <= 1.25 * binomial
+
+
+def test_the_weights_are_one_over_the_root_of_the_count_plus_one_as_rates():
+    """Counts 0 to 15 at this position; counts at another position do not matter."""
+    counts, picked = np.arange(16), np.zeros(16)
+    for seed in range(6000):
+        selector = GroupedSelector(seed, 16, 1, epsilon=0.0)
+        stored = {"clients": counts.tolist(), "counts": counts.tolist()}
+        selector.table.restore({"0": stored, "1": {"clients": [3], "counts": [99]}})
+        picked[selector.select(0)[0]] += 1
+    rates = (counts + 1.0) ** -0.5
+    expected = 6000 * rates / rates.sum()
+    assert (abs(picked - expected) <= 4 * np.sqrt(expected)).all()
+
+
 def test_counts_are_kept_by_position_in_the_cycle():
     selector = GroupedSelector(0, 6, 3, epsilon=1.0)
     for r in range(3):
@@ -116,6 +191,43 @@ def test_uniform_selection_draws_without_replacement_and_by_round():
     assert len({tuple(r.tolist()) for r in rounds}) == 50
 
 
+SAMPLES = np.array([1, 5, 2, 8, 4])
+SHARES = SAMPLES / 20
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("uniform", {"replace": False}),
+        ("by-samples", {"replace": False, "p": SHARES}),
+        ("multinomial", {"replace": True, "p": SHARES}),
+    ],
+)
+def test_a_selector_draws_as_it_says_from_the_rounds_own_stream(name, words):
+    selector = make_selector(SELECTORS.get(name), 6, SAMPLES, 3)
+    for r in range(20):
+        assert selector.select(r).tolist() == philox(6, 3, round=r).choice(5, size=3, **words).tolist()
+
+
+@pytest.mark.parametrize("name", ["uniform", "by-samples"])
+def test_without_replacement_as_many_as_there_are_is_everybody(name):
+    selector = make_selector(SELECTORS.get(name), 0, SAMPLES, 5)
+    assert all(sorted(selector.select(r)) == [0, 1, 2, 3, 4] for r in range(50))
+
+
+def test_multinomial_draws_are_independent_and_follow_the_samples():
+    selector = make_selector(SELECTORS.get("multinomial"), 0, SAMPLES, 3)
+    drawn = np.array([selector.select(r) for r in range(2000)])
+    counts = np.bincount(drawn.ravel())
+    assert (abs(counts - 6000 * SHARES) <= 4 * np.sqrt(6000 * SHARES)).all()
+    twice = np.mean(drawn[:, 0] == drawn[:, 1])
+    assert twice == pytest.approx((SHARES**2).sum(), abs=0.04)
+
+
+def test_selectors_by_name():
+    assert [name for name, _ in SELECTORS] == ["by-samples", "multinomial", "uniform"]
+
+
 def test_selection_by_samples_prefers_large_clients():
     samples = np.array([1] * 9 + [91])
     selector = make_selector(SELECTORS.get("by-samples"), 0, samples, 1)
@@ -126,6 +238,7 @@ def test_selection_by_samples_prefers_large_clients():
     ("chosen", "message"),
     [
         ([1, 2], "must return 3 clients"),
+        ([[1, 2, 3]], r"of shape \(1, 3\)"),
         ([0.5, 1.0, 2.0], "an array of float64"),
         ([0, 1, 10], r"in 0 \.\. 9, got 0 \.\. 10"),
         ([-1, 1, 2], r"got -1 \.\. 2"),
@@ -136,11 +249,20 @@ def test_a_users_bad_choice_is_refused(chosen, message):
         check_selection(chosen, 10, 3)
 
 
+def test_the_first_and_the_last_client_may_be_chosen_and_come_back_as_numbers():
+    for kind in (np.int64, np.uint8):
+        found = check_selection(np.array([0, 9, 9], kind), 10, 3)
+        assert found == [0, 9, 9]
+        assert type(found[0]) is int
+
+
 def test_a_selector_is_a_function_or_a_class():
     class Mine:
         def __init__(self, seed, samples, k):
             self.k = k
 
     assert make_selector(Mine, 0, np.ones(4, int), 2).k == 2
+    with pytest.raises(SettingError, match=r"selector must be a function of \(round, rng, samples, k\)"):
+        make_selector(lambda round, rng: [0, 1], 0, np.ones(4, int), 2)
     with pytest.raises(SettingError, match="selector must be a function or a class, got 3"):
         make_selector(3, 0, np.ones(4, int), 2)
