@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from helpers import federation, layout_of, simulate, small_net
@@ -162,3 +163,51 @@ def test_what_a_loss_knows_of_its_own_data_does_not_travel():
     for sim in sims:
         sim.run()
     assert sims[0].ledger.total == sims[1].ledger.total > 0
+
+
+ROWS = torch.arange(6.0).view(2, 3)
+
+
+@dataclass(frozen=True)
+class OwnLoss(LocalRule):
+    weight: float = 1.0
+
+    def loss(self, net, batch, inputs):
+        return super().loss(net, batch, inputs)
+
+
+@dataclass(frozen=True)
+class OwnStep(LocalRule):
+    def after(self, p, lr, sent, memory):
+        return p
+
+
+def test_the_loss_is_the_mean_cross_entropy():
+    layout = layout_of(small_net())
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 1, 8, 8, dtype=torch.float64), torch.tensor([0, 3, 9, 3, 1])
+    net = layout.bind(layout.unpack(layout.pack(layout.net)), {})
+    inputs = LossInputs(torch.zeros(1), {}, {}, {}, {})
+    found = LocalRule().loss(net, Batch(x, y), inputs)
+    assert torch.allclose(found, functional.cross_entropy(layout.net(x), y))
+    mask = torch.tensor([1, 1, 1, 0, 0], dtype=torch.float64)
+    found = LocalRule().loss(net, Batch(x, y, mask), inputs)
+    assert torch.allclose(found, functional.cross_entropy(layout.net(x[:3]), y[:3]))
+
+
+def test_a_plain_rule_changes_sends_keeps_and_draws_nothing():
+    rule = LocalRule()
+    assert rule.gradient(ROWS, 2 * ROWS, 3 * ROWS, {}, {}) is ROWS
+    assert rule.after(ROWS, torch.ones(2, 1), {}, {}) is ROWS
+    assert rule.finish(ROWS, ROWS, *[torch.ones(2, 1)] * 3, {}, {}) == ({}, {})
+    assert rule.draw(np.random.default_rng(0), None, None, 3) == {}
+    assert rule.report(None, None) == {}
+    assert rule.local(None, 0) == {}
+
+
+def test_rules_that_share_the_loss_share_a_launch():
+    assert (LocalRule().own_loss, OwnStep().own_loss, OwnLoss().own_loss) == (False, False, True)
+    assert LocalRule().loss_key() == OwnStep().loss_key()
+    assert LocalRule().loss_key() != OwnLoss().loss_key()
+    assert OwnLoss(1.0).loss_key() == OwnLoss(1.0).loss_key()
+    assert OwnLoss(1.0).loss_key() != OwnLoss(2.0).loss_key()

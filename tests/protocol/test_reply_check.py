@@ -82,3 +82,69 @@ def test_bytes_are_those_of_the_row_and_of_what_travels_beside_it():
     sent = {"generator": torch.zeros(10, dtype=torch.float32), "labels": torch.zeros(3, dtype=torch.int64)}
     assert hop(sent=sent, memory={"c": torch.zeros(100)}).bytes_down == 16 + 40 + 24
     assert good(uploads={"c": torch.zeros(4)}, memory={"c": torch.zeros(100)}).bytes_up == 16 + 16
+
+
+def from_row(start, bound=5.0):
+    made = ReplyCheck(4, torch.float32, bound)
+    made.expect([Hop(0, round=0, client=3, start=start, epochs=1, lr=0.1)])
+    return made
+
+
+def test_the_bound_is_on_the_update_and_not_on_the_row():
+    start = torch.full((4,), 100.0)
+    ((_, small),) = from_row(start).admit([good(0, start + 2.0)])
+    assert small.arrived
+    ((_, large),) = from_row(start).admit([good(0, torch.zeros(4))])
+    assert large.why == "an update of norm 200, above the bound 5"
+
+
+@pytest.mark.parametrize(("size", "bound", "arrived"), [(2.5, 5.0, True), (2.501, 5.0, False), (1e9, None, True)])
+def test_an_update_as_long_as_the_bound_passes(size, bound, arrived):
+    ((_, reply),) = from_row(torch.ones(4), bound).admit([good(0, torch.ones(4) + size)])
+    assert reply.arrived == arrived
+
+
+def test_each_update_is_measured_from_its_own_start():
+    made, starts = ReplyCheck(4, torch.float32, 5.0), [torch.full((4,), float(10 * i)) for i in range(3)]
+    made.expect([Hop(i, round=0, client=i, start=start, epochs=1, lr=0.1) for i, start in enumerate(starts)])
+    found = made.admit([good(2, starts[2] + 1), good(0, starts[0] + 9), good(1, starts[1] - 1)])
+    assert [(hop.id, hop.client, reply.arrived) for hop, reply in found] == [(2, 2, True), (0, 0, False), (1, 1, True)]
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("place", ["end", "uploads", "memory"])
+def test_only_the_client_that_sent_the_bad_number_is_refused(which, place):
+    """Among replies that bring several tensors each, and others that bring no row at all."""
+    made = ReplyCheck(4, torch.float32)
+    hops = [Hop(i, round=0, client=10 + i, start=torch.zeros(4), epochs=1, lr=0.1) for i in range(6)]
+    made.expect(hops)
+    replies = []
+    for i in range(4):
+        parts = {"end": torch.ones(4), "uploads": torch.ones(3), "memory": torch.ones(2)}
+        if i == which:
+            parts[place][-1] = float("nan")
+        uploads = {"a": torch.ones(2), "b": parts["uploads"], "n": torch.ones(2, dtype=torch.int64)}
+        replies.append(good(i, parts["end"], uploads=uploads, memory={"c": parts["memory"]}))
+    replies.insert(1, Reply.lost(hops[4], Status.FAILED, "gone"))
+    replies.insert(0, good(5, torch.ones(3)))
+    found = made.admit(replies[::-1])
+    assert [hop.id for hop, _ in found] == [reply.hop for reply in replies[::-1]]
+    whys = {hop.client: reply.why for hop, reply in found if not reply.arrived}
+    assert whys.pop(10 + which) == "numbers that are not finite"
+    assert whys == {14: "gone", 15: "row of shape (3,), expected (4,)"}
+
+
+def test_one_sample_and_one_step_are_enough(door):
+    ((_, admitted),) = door.admit([good(samples=1, steps=1)])
+    assert admitted.arrived
+
+
+def test_a_hop_that_was_refused_has_ended(door):
+    door.admit([good(0, torch.ones(5))])
+    assert door.admit([good(0)]) == []
+
+
+def test_hops_that_are_expected_later_are_accepted_too(door):
+    door.expect([hop(2)])
+    assert [h.id for h, _ in door.admit([good(2), good(1), good(0)])] == [2, 1, 0]
+    assert door.admit([]) == []
