@@ -1,8 +1,13 @@
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
-from helpers import federation, layout_of, small_net
+import torch
+from helpers import federation, layout_of, philox, small_net
+from torch import nn
 
-from fedcat.engines.batch_order import batch_lengths, batches
+from fedcat.engines import SequentialEngine, StackedEngine
+from fedcat.engines.batch_order import batch_lengths, batches, steps_of
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.task import Task
@@ -48,3 +53,72 @@ def test_the_order_depends_on_round_device_and_visit_and_on_nothing_else(task):
     assert np.array_equal(first, batches(task, hop(task, copy=2))[0])
     assert not np.array_equal(first, batches(task, hop(task, round=1))[0])
     assert not np.array_equal(first, batches(task, hop(task, visit=1))[0])
+
+
+@pytest.mark.parametrize("join", [False, True])
+@pytest.mark.parametrize("client", [0, 1, 2])
+def test_every_epoch_is_the_next_permutation_of_the_hops_own_stream(task, client, join):
+    """Purpose 5, by round, client and visit; batches are cut from the permutation in order."""
+    task = replace(task, seed=4, join_lone=join)
+    one = hop(task, client, round=5, visit=3, epochs=3)
+    index, lengths = batches(task, one)
+    rng, mine = philox(4, 5, round=5, client=client, visit=3), task.federation.indices(client)
+    wanted = np.concatenate([mine[rng.permutation(len(mine))] for _ in range(3)])
+    assert index[index >= 0].tolist() == wanted.tolist()
+    assert lengths.tolist() == batch_lengths(len(mine), 3, join) * 3
+    assert steps_of(task, one) == len(index) == len(lengths)
+    for row, length in zip(index, lengths, strict=True):
+        assert (row[:length] >= 0).all()
+        assert (row[length:] == -1).all()
+
+
+@dataclass(frozen=True)
+class Drawing(LocalRule):
+    """A loss of its own that notes the random numbers it is given."""
+
+    seen = []  # noqa: RUF012
+
+    def draw(self, rng, task, hop, steps):
+        self.seen.append((hop.id, rng.integers(2**63), steps))
+        return {"noise": torch.zeros(steps, 1)}
+
+    def loss(self, net, batch, inputs):
+        return super().loss(net, batch, inputs)
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine(), StackedEngine()])
+def test_a_rule_draws_from_the_hops_own_stream(task, engine):
+    """Purpose 6, by round, client and visit."""
+    task = replace(task, seed=4, rule=Drawing())
+    Drawing.seen.clear()
+    hops = [replace(hop(task, client, round=5, visit=3), id=client) for client in (2, 0)]
+    engine.train([(task, one) for one in hops])
+    assert Drawing.seen == [
+        (one.id, philox(4, 6, round=5, client=one.client, visit=3).integers(2**63), steps_of(task, one)) for one in hops
+    ]
+
+
+@pytest.mark.usefixtures("replayed")
+def test_a_rule_draws_from_the_hops_own_stream_also_in_replayed_steps(task):
+    test_a_rule_draws_from_the_hops_own_stream(task, StackedEngine())
+
+
+def test_a_net_draws_from_the_hops_own_stream(task):
+    """Purpose 7, by round, client and visit; PyTorch's generator is seeded with the first number below 2**63."""
+    seeds = []
+
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            seeds.append(torch.initial_seed())
+            return super().forward(x)
+
+    net = nn.Sequential(nn.Flatten(), Noisy(64, 10), nn.Dropout(0.5))
+    task = replace(task, seed=4, layout=layout_of(net))
+    before = torch.initial_seed()
+    for client in (2, 0):
+        one = hop(task, client, round=5, visit=3)
+        SequentialEngine().train([(task, one)])
+        assert set(seeds[-steps_of(task, one) :]) == {
+            int(philox(4, 7, round=5, client=client, visit=3).integers(2**63))
+        }
+    assert torch.initial_seed() == before

@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import fedcat
 from fedcat.core.errors import SettingError
 from fedcat.engines import SequentialEngine, StackedEngine, WorkersEngine, can_fork, make
-from fedcat.engines.workers import STEP, divide, divide_stacks
+from fedcat.engines.workers import PATIENCE, STEP, divide, divide_stacks
 from fedcat.methods import FedAvg, FedCat, FedGen, Scaffold
 from fedcat.protocol.local_rule import LocalRule
 
@@ -181,6 +182,41 @@ def test_numbers_that_numpy_does_not_know_travel():
     assert len(seen) == 3
 
 
+def _parent(pipe):
+    engine = WorkersEngine(SequentialEngine(), 3)
+    simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine).step()
+    pipe.send([process.pid for process, _ in engine._workers])
+    time.sleep(60)
+
+
+def _running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"  # dead, but not yet fetched by whoever inherited it
+
+
+def test_the_processes_end_with_a_parent_that_is_killed():
+    """They notice it at once, because none of them holds another end of its pipe, and not only after some patience."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=_parent, args=(theirs,))
+    parent.start()
+    assert ours.poll(60)
+    workers = ours.recv()
+    assert [_running(pid) for pid in workers] == [True] * 3
+    parent.kill()
+    parent.join()
+    end = time.monotonic() + 0.8 * PATIENCE
+    while any(map(_running, workers)) and time.monotonic() < end:
+        time.sleep(0.02)
+    left = [pid for pid in workers if _running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
 def _accuracy(seed):
     return fedcat.run(dataset="digits", clients=20, rounds=1, epochs=1, seed=seed, workers=2).accuracy
 
@@ -221,3 +257,26 @@ def test_stacks_are_divided_so_that_the_dearest_is_cheapest(steps, parts):
     cuts = combinations_with_replacement(range(len(steps) + 1), parts - 1)
     ways = ([order[a:b] for a, b in pairwise([0, *cut, len(steps)])] for cut in cuts)
     assert max(map(cost, shares)) == min(max(map(cost, way)) for way in ways)
+
+
+def test_the_dearest_hop_goes_first_and_to_the_cheapest_process():
+    assert divide([5, 1, 4, 2, 2], 2) == [[0, 4], [2, 3, 1]]
+    assert divide([1, 1, 1, 9], 2) == [[3], [0, 1, 2]]
+
+
+def test_an_engine_of_processes_is_exact_and_precise_as_its_inner_one():
+    inner = StackedEngine(exact=True, precision="bf16", memory=3.0)
+    engine = WorkersEngine(inner, 2)
+    assert (engine.exact, engine.precision, engine.memory, engine.name) == (True, "bf16", 3.0, "stacked")
+
+
+def test_replies_come_in_the_order_of_the_jobs_whoever_trained_them():
+    engine = WorkersEngine(SequentialEngine(), 2)
+    sim = simulate(FedAvg, federation([3, 30, 5, 12, 7, 4]), layout_of(small_net()), engine, k=6)
+    jobs = sim.plan()
+    ends = [reply.end for reply in SequentialEngine().train(jobs)]
+    for order in ([0, 1, 2, 3, 4, 5], [5, 2, 0, 4, 1, 3], [3]):
+        replies = engine.train([jobs[i] for i in order])
+        assert [reply.hop for reply in replies] == [jobs[i][1].id for i in order]
+        assert all(torch.equal(reply.end, ends[i]) for reply, i in zip(replies, order, strict=True))
+    engine.release()

@@ -10,8 +10,12 @@ from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate
 from test_base import one_by_one
 
 from fedcat import engines
+from fedcat.core.options import options as options_of
 from fedcat.methods import METHODS
+from fedcat.methods.base import declared
+from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 from fedcat.protocol.reply import Reply, Status
+from fedcat.runs.build import Builder
 from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6, 5], shape=(1, 8, 8))
@@ -133,3 +137,70 @@ def test_traffic_of_every_round_against_one_model_down_and_up(name, ratio):
     for round in range(6):
         moved = sum(entry.down + entry.up for entry in sim.ledger if entry.round == round)
         assert moved == ratio * 2 * 3 * layout.size * 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_hops_of_every_round_have_the_learning_rate_of_the_schedule(name):
+    given = {"dataset": "digits", "clients": 12, "per_round": 3, "rounds": 5, "epochs": 1, "workers": 1}
+    decay = {"lr": 0.06, "lr_schedule": "inverse", "lr_decay": 0.5}
+    options = {option: value for option, value in OPTIONS.get(name, {}).items() if option != "hidden"}
+    sim = Builder().build({"method": name, **given, **decay, "method_options": options}).simulation
+    found = []
+    while not sim.done:
+        jobs = sim.plan()
+        found += [(hop.round, hop.lr) for _, hop in jobs]
+        sim.absorb(sim.engine.train(jobs))
+        sim.record({"global": (0.0, 0.0)})
+    assert found == [(round, 0.06 / (1 + 0.5 * round)) for round in range(5) for _ in range(3)]
+
+
+STEPPED = [(name, "momentum") for name in NAMES if name not in ("cyclic", "fedadam")]
+STEPPED += [("fedadam", "adam"), ("fedcat", "adam")]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), STEPPED)
+def test_a_restored_method_goes_on_with_its_server_optimizer_and_its_average(name, optimizer):
+    layout = layout_of(digits_net(), torch.float32)
+    sims = [
+        made(name, layout, "stacked", exact=True, average=0.8, server_optimizer=SERVER_OPTIMIZERS.get(optimizer)(0.5))
+        for _ in range(2)
+    ]
+    whole, resumed = sims
+    for _ in range(4 * getattr(whole.method, "stages", 1)):
+        whole.step()
+    resumed.method.restore(whole.method.state())
+    assert resumed.method.round == 4
+    for sim in sims:
+        while hops := sim.method.plan(6):
+            sim.method.absorb(sim.engine.train([(sim.task, hop) for hop in hops]))
+        sim.method.close()
+    for model, row in whole.method.models().items():
+        assert torch.equal(resumed.method.models()[model], row), model
+    assert not torch.equal(whole.method.models()["average"], whole.method.models()["global"])
+
+
+def test_the_options_of_every_method_and_their_defaults():
+    weighting, cat = {"weighting": "samples"}, {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0}
+    found = {name: options_of(METHODS.get(name)) for name in NAMES if name != "fedgen"}
+    assert found == {
+        "clusamp": {"similarity": "cosine"},
+        "cyclic": {"reshuffle": False},
+        "fedadam": weighting,
+        "fedavg": weighting,
+        "fedavgm": weighting,
+        "fedcat": cat,
+        "fedcat-dc": {**cat, "grouping": False},
+        "fedcat-gc": {**cat, "concatenation": False},
+        "fedcluster": {"clusters": 0, **weighting},
+        "fedprox": {"mu": 0.01, **weighting},
+        "scaffold": {"variant": "corrected", "weighting": "equal"},
+    }
+
+
+def test_what_every_method_declares():
+    optimizers = {name: declared(METHODS.get(name), "default_server_optimizer", "?") for name in NAMES}
+    own = {"cyclic": None, "fedadam": "adam", "fedavgm": "momentum"}
+    assert optimizers == {name: own.get(name, "mean") for name in NAMES}
+    models = {name: declared(METHODS.get(name), "extra_models", "?") for name in NAMES}
+    assert models == {name: ("mean", "copies") if name.startswith("fedcat") else () for name in NAMES}
+    assert declared(lambda context: None, "extra_models", "unknown") == "unknown"

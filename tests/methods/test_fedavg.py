@@ -1,8 +1,9 @@
 import pytest
 import torch
-from helpers import apart, federation, layout_of, simulate, small_net
+from helpers import apart, federation, layout_of, philox, simulate, small_net
 from torch import nn
 
+from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
 from fedcat.methods.average import weighted_mean
 from fedcat.protocol.reply import Reply, Status
@@ -108,3 +109,84 @@ def test_planning_past_the_last_round_gives_nothing(layout):
     assert sim.method.plan(0) == []
     assert len(sim.method.plan(1)) == 3
     assert sim.method.plan(1) == []
+
+
+def answered(sim, numbers=(1.0, 2.0, 4.0), samples=(1, 2, 5)):
+    """Take a round whose clients add numbers to the row and hold so many samples; return the hops."""
+    hops = sim.method.plan(9)
+    sim.method.absorb(
+        [Reply(h.id, h.start + n, samples=s, steps=1) for h, n, s in zip(hops, numbers, samples, strict=True)]
+    )
+    return hops
+
+
+@pytest.mark.parametrize(("options", "moved"), [({}, 25 / 8), ({"weighting": "equal"}, 7 / 3)])
+def test_clients_are_weighted_by_samples_or_equally(layout, options, moved):
+    sim = simulate(FedAvg, federation([5] * 6), layout, k=3, options=options)
+    start = sim.method.row
+    answered(sim)
+    assert torch.allclose(sim.method.row, start + moved, atol=1e-14)
+
+
+def test_an_unknown_weighting_is_refused(layout):
+    with pytest.raises(SettingError, match="unknown weighting 'sample': did you mean 'samples'"):
+        simulate(FedAvg, federation([5] * 6), layout, options={"weighting": "sample"})
+
+
+def test_the_clients_of_a_round_are_drawn_from_its_own_stream(layout):
+    sim = simulate(FedAvg, federation([5] * 9), layout, k=3, rounds=6, seed=8, epochs=4)
+    for r in range(6):
+        hops = answered(sim)
+        assert [hop.client for hop in hops] == philox(8, 3, round=r).choice(9, size=3, replace=False).tolist()
+        assert [(hop.id, hop.round, hop.copy, hop.visit) for hop in hops] == [
+            (r * 1_000_000 + i, r, i, 0) for i in range(3)
+        ]
+        assert {hop.epochs for hop in hops} == {4}
+        assert sim.method.round == r + 1
+
+
+def test_a_round_waits_for_its_last_client(layout):
+    sim = simulate(FedAvg, federation([5] * 6), layout, k=3)
+    start = sim.method.row
+    a, b, c = sim.method.plan(9)
+    for hop in (c, a):
+        sim.method.absorb([Reply(hop.id, hop.start + 1.0, samples=1, steps=1)])
+        assert (sim.method.round, sim.method.plan(9)) == (0, [])
+        assert torch.equal(sim.method.row, start)
+    sim.method.absorb([Reply(b.id, b.start + 1.0, samples=1, steps=1)])
+    assert sim.method.round == 1
+    assert [hop.round for hop in sim.method.plan(9)] == [1] * 3
+
+
+def test_a_state_in_mid_round_holds_the_replies_as_they_were(layout):
+    """Also if what carried them is overwritten afterwards, as an engine's memory is."""
+    sims = [simulate(FedAvg, federation([5] * 6), layout, k=3) for _ in range(2)]
+    hops = sims[0].method.plan(9)
+    end = hops[1].start + 3.0
+    early = Reply(hops[1].id, end, 4, 2, 0.5, {"u": torch.ones(2)}, {"m": torch.ones(2)})
+    lost = Reply.lost(hops[2], Status.LATE, "60 s")
+    sims[0].method.absorb([early, lost])
+    state = sims[0].method.state()
+    for tensor in (end, early.uploads["u"], early.memory["m"]):
+        tensor.fill_(9.0)
+    other = sims[1].method
+    other.restore(state)
+    assert [hop.id for hop in other.plan(9)] == [hops[0].id]
+    kept = other._replies[hops[1].id]
+    assert torch.equal(kept.end, hops[1].start + 3.0)
+    assert (kept.samples, kept.steps, kept.loss, kept.bytes_up) == (4, 2, 0.5, early.bytes_up)
+    assert (kept.uploads["u"].tolist(), kept.memory["m"].tolist()) == ([1.0, 1.0], [1.0, 1.0])
+    assert (other._replies[hops[2].id].status, other._replies[hops[2].id].why) == (Status.LATE, "60 s")
+    other.absorb([Reply(hops[0].id, hops[0].start, samples=8, steps=1)])
+    assert torch.allclose(other.row, hops[0].start + 3.0 * 4 / 12)
+
+
+@pytest.mark.parametrize("wrong", [None, torch.zeros(3, dtype=torch.float64), "float32"])
+def test_a_mean_that_is_no_row_is_refused(layout, wrong):
+    class Own(FedAvg):
+        def reduce(self, hops, replies):
+            return super().reduce(hops, replies).float() if wrong == "float32" else wrong
+
+    sim = simulate(Own, federation([5] * 6), layout, k=3)
+    with pytest.raises(SettingError, match=r"method Own must return a row of torch.float64 of shape .* from reduce"):
+        answered(sim)

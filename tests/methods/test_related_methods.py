@@ -1,8 +1,9 @@
 """FedCluster and cyclic weight transfer."""
 
+import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, simulate, small_net
+from helpers import federation, layout_of, philox, simulate, small_net
 
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
@@ -135,3 +136,51 @@ def test_a_client_that_is_away_is_passed_over():
 def test_a_selector_beside_them_is_refused(method):
     with pytest.raises(SettingError, match="selector cannot be set"):
         simulate(method, FED, LAYOUT, k=5, selector=object())
+
+
+def test_clusters_their_order_and_their_clients_come_from_their_own_streams():
+    """Purpose 4 for the clusters and, as client 1, for the order of a round; 3 for who trains, by cluster."""
+    sim = simulate(FedCluster, FED, LAYOUT, k=5, rounds=3, seed=6, options={"clusters": 3})
+    clusters = np.array_split(philox(6, 4).permutation(11), 3)
+    for r in range(3):
+        for which in philox(6, 4, round=r, client=1).permutation(3):
+            count = (2, 2, 1)[which]
+            wanted = philox(6, 3, round=r, visit=which).choice(clusters[which], size=count, replace=False)
+            jobs = sim.plan()
+            assert [hop.client for _, hop in jobs] == wanted.tolist()
+            sim.absorb(sim.engine.train(jobs))
+        sim.record()
+
+
+@pytest.mark.parametrize("reshuffle", [False, True])
+def test_a_tour_comes_from_its_own_stream(reshuffle):
+    sim = simulate(Cyclic, FED, LAYOUT, k=4, rounds=7, seed=6, options={"reshuffle": reshuffle})
+    tours = np.concatenate([philox(6, 4, round=tour if reshuffle else 0).permutation(11) for tour in range(3)])
+    sim.run()
+    assert [client for record in sim.history for client in record.clients] == tours[:28].tolist()
+
+
+@pytest.mark.parametrize("clusters", [1, 3])
+def test_as_few_as_one_and_as_many_clusters_as_clients_in_a_round_are_taken(clusters):
+    assert simulate(FedCluster, FED, LAYOUT, k=3, options={"clusters": clusters}).method.stages == clusters
+
+
+def test_clusters_may_weight_clients_equally():
+    sim = simulate(FedCluster, FED, LAYOUT, k=2, options={"clusters": 1, "weighting": "equal"})
+    start = sim.method.row
+    a, b = (hop for _, hop in sim.plan())
+    sim.method.absorb([Reply(a.id, start + 1, samples=1, steps=1), Reply(b.id, start + 2, samples=9, steps=1)])
+    assert torch.allclose(sim.method.row, start + 1.5, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", [FedCluster, Cyclic])
+def test_a_state_between_stages_goes_on_at_the_next_one(method):
+    sims = [simulate(method, FED, LAYOUT, k=4, rounds=3) for _ in range(2)]
+    for _ in range(sims[0].method.stages + 1):
+        sims[0].step()
+    sims[1].method.restore(sims[0].method.state())
+    for one in sims:
+        assert (one.method.round, one.method.stage) == (1, 1)
+    first, second = (sim.method.plan(3) for sim in sims)
+    assert [(h.id, h.client, h.copy, h.visit) for h in first] == [(h.id, h.client, h.copy, h.visit) for h in second]
+    assert all(torch.equal(h.start, g.start) for h, g in zip(first, second, strict=True))

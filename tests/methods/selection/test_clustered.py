@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, simulate, small_net
+from helpers import federation, layout_of, philox, simulate, small_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -202,3 +202,58 @@ def test_bad_options_are_refused():
         simulate(CluSamp, options={"similarity": "cosinus"}, **words)
     with pytest.raises(SettingError, match="selector cannot be set"):
         simulate(CluSamp, selector=object(), **words)
+
+
+def test_draws_come_from_the_rounds_own_streams():
+    """Purpose 3 for the draws, one number below the sum of all samples for each distribution; 4 for filling them."""
+    sizes = np.array([4, 9, 2, 7, 1, 12, 5])
+    selector = learnt(sizes, 3, seed=2)
+    for r in range(30):
+        distributions = fill(sizes, 3, selector.tree(), philox(2, 4, round=r))
+        wanted = []
+        for (members, amounts), pick in zip(distributions, philox(2, 3, round=r).integers(40, size=3), strict=True):
+            line = [client for client, amount in zip(members, amounts, strict=True) for _ in range(amount)]
+            wanted.append(line[pick])
+        assert selector.select(r).tolist() == wanted
+
+
+def test_a_change_that_is_learnt_is_a_copy():
+    selector, change = ClusteredSelector(0, np.ones(3, np.int64), 1), torch.ones(4)
+    selector.learn({1: change})
+    change.zero_()
+    assert selector.state()["changes"][0].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_a_restored_selector_goes_on_as_if_nothing_had_happened(similarity):
+    whole = learnt([3, 5, 2, 8, 4, 1], 2, similarity=similarity, took_part=4)
+    state = whole.state()
+    again = ClusteredSelector(0, np.array([3, 5, 2, 8, 4, 1]), 2, similarity)
+    again.restore(state)
+    for selector in (whole, again):
+        selector.learn({client: torch.full((7,), client + 1.0).double() for client in (0, 5, 2)})
+    assert np.array_equal(whole.matrix(), again.matrix())
+    assert [whole.select(r).tolist() for r in range(9)] == [again.select(r).tolist() for r in range(9)]
+    assert len(state["clients"]) == 4
+
+
+def test_one_client_is_drawn_every_time():
+    selector = learnt([5], 1)
+    assert [selector.select(r).tolist() for r in range(3)] == [[0]] * 3
+
+
+def test_the_largest_number_of_clients_is_taken_and_from_3000_on_there_is_advice():
+    assert len(ClusteredSelector(0, np.ones(20_000, np.int64), 1)) == 0
+    layout = layout_of(small_net())
+    for clients, notes in ((2_999, 0), (3_000, 1)):
+        context = Context(0, layout, layout.pack(layout.net), np.ones(clients, np.int64), 5, 1, lambda round: 0.1)
+        assert len(CluSamp(context).advice(10)) == notes
+
+
+def test_only_parameters_are_compared():
+    """The running statistics of a net are no part of a representative gradient."""
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+    sim = simulate(CluSamp, federation([8] * 6), layout_of(net), k=3, rounds=1)
+    sim.run()
+    changes = sim.method.state()["selector"]["changes"]
+    assert {change.shape for change in changes} == {(64 * 10 + 10 + 20,)}
