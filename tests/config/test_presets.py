@@ -97,3 +97,77 @@ def test_paths_and_numbers_of_numpy_are_taken(tmp_path):
     found = resolve({"dataset": "npz", "dataset_options": options, "data_dir": tmp_path, **given})
     assert (len(found.data.train), found.settings.data_dir) == (10, str(tmp_path))
     assert len(fedcat.load_dataset("npz", **options).test) == 10
+
+
+# the papers' and the authors' numbers as they were found, see docs/fidelity.md
+
+COMMON = {
+    "fraction": 0.1,
+    "rounds": 1000,  # not printed
+    "epochs": 5,
+    "batch_size": 50,
+    "lr": 0.01,
+    "lr_schedule": "constant",
+    "weight_decay": 0.0,
+    "evaluate_every": 10,
+}
+MOMENTUM = {"lab": 0.5, "paper": 0.9}
+NET = {
+    "lab": {"mnist": "lab-mnist", "cifar10": "lab-cifar", "cifar100": "lab-cifar", "femnist": "lab-femnist"},
+    "paper": {
+        "mnist": "mcmahan-mnist",
+        "cifar10": "mcmahan-cifar",
+        "cifar100": "mcmahan-cifar",
+        "femnist": "mcmahan-mnist",
+    },
+}
+DIVIDED = {"partition": "dirichlet", "clients": 100, "min_samples": 10}
+DATA = {
+    "mnist": {**DIVIDED, "dataset_options": {"mean": [0.1307], "std": [0.3081]}},
+    "cifar10": {**DIVIDED, "dataset_options": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}},
+    "cifar100": {
+        **DIVIDED,
+        "dataset_options": {"labels": "coarse", "mean": [0.4914, 0.4822, 0.4465], "std": [0.2023, 0.1994, 0.2010]},
+    },
+    "femnist": {
+        "partition": "natural",
+        "dataset_options": {"writers": 180, "keep": 100, "mean": [0.5], "std": [-0.5]},
+    },
+}
+CAT = {"epsilon": 0.5, "lambda": 1}  # not printed
+MU = {"mnist": 0.1, "cifar10": 0.01, "cifar100": 0.001, "femnist": 0.1}
+LARGE = {"hidden": 512, "noise": 100, "generator_batch": 128, "generator_lr_decay": 1.0, "decay": 1.0}
+GENERATOR = {
+    "mnist": {
+        "hidden": 256,
+        "noise": 32,
+        "generator_batch": 32,
+        "generator_lr": 3e-4,
+        "generator_lr_decay": 0.98,
+        "a": 10.0,
+        "b": 10.0,
+        "decay": 0.98,
+    },
+    "cifar10": {**LARGE, "generator_lr": 3e-4, "a": 0.2, "b": 0.2},
+    "cifar100": {**LARGE, "generator_lr": 1e-4, "a": 10.0, "b": 1.0},
+    "femnist": {**LARGE, "generator_lr": 3e-4, "a": 10.0, "b": 10.0},
+}
+
+
+@pytest.mark.parametrize(("name", "dataset"), ALL)
+def test_every_number_of_every_preset(name, dataset):
+    methods = {"fedcat": CAT, "fedcat-gc": CAT, "fedprox": {"mu": MU[dataset]}, "fedgen": GENERATOR[dataset]}
+    assert preset(name, dataset) == {
+        "preset": name,
+        "dataset": dataset,
+        **COMMON,
+        "momentum": MOMENTUM[name],
+        "net": NET[name][dataset],
+        **DATA[dataset],
+        "options": methods,
+    }
+
+
+def test_ten_percent_of_the_clients_are_ten_and_of_the_writers_eighteen():
+    assert Settings.checked(preset("lab", "mnist")).k == 10
+    assert Settings.checked({**preset("lab", "femnist"), "clients": 180}).k == 18

@@ -1,5 +1,5 @@
 import tomllib
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -67,6 +67,137 @@ def test_clients_per_round():
 def test_what_cannot_be_used_is_named_with_its_value_and_what_is_right(given, message):
     with pytest.raises(SettingError, match=message):
         Settings.checked(given)
+
+
+def test_the_defaults():
+    assert asdict(Settings()) == {
+        "preset": "",
+        "method": "fedcat",
+        "dataset": "digits",
+        "data_dir": "",
+        "net": "",
+        "partition": "dirichlet",
+        "min_samples": 10,
+        "partition_tries": 1000,
+        "clients": 100,
+        "fraction": 0.1,
+        "per_round": None,
+        "rounds": 1000,
+        "epochs": 5,
+        "batch_size": 50,
+        "lr": 0.01,
+        "lr_schedule": "constant",
+        "lr_decay": 0.5,
+        "lr_every": 100,
+        "momentum": 0.5,
+        "weight_decay": 0.0,
+        "clip": None,
+        "bound": None,
+        "server_optimizer": "",
+        "average": None,
+        "selector": "",
+        "seed": 0,
+        "data_seed": None,
+        "evaluate_every": 10,
+        "evaluate": [],
+        "per_client": False,
+        "engine": "auto",
+        "device": "auto",
+        "dtype": "float32",
+        "precision": "fp32",
+        "memory": None,
+        "exact": None,
+        "threads": None,
+        "workers": None,
+        "dataset_options": {},
+        "partition_options": {},
+        "server_options": {},
+        "options": {},
+    }
+    assert Settings().evaluate is not Settings().evaluate
+
+
+COUNTS = ("min_samples", "partition_tries", "clients", "rounds", "epochs", "batch_size", "lr_every", "evaluate_every")
+BOUNDS = [
+    *((name, [1, 100], [0, -1]) for name in (*COUNTS, "per_round", "threads", "workers")),
+    *((name, [1e-9, 5.0], [0.0, -1.0]) for name in ("lr", "clip", "bound", "memory")),
+    *((name, [0.0, 5.0], [-1e-9]) for name in ("lr_decay", "weight_decay")),
+    *((name, [0.0, 0.999], [-1e-9, 1.0]) for name in ("momentum", "average")),
+    ("fraction", [1e-9, 1.0], [0.0, 1.001]),
+    *((name, [0, 2**63 - 1], [-1, 2**63]) for name in ("seed", "data_seed")),
+]
+
+
+@pytest.mark.parametrize(("name", "inside", "outside"), BOUNDS)
+def test_bounds(name, inside, outside):
+    for value in inside:
+        assert getattr(Settings.checked({name: value}), name) == value
+    for value in outside:
+        with pytest.raises(SettingError, match=f"^{name} must be"):
+            Settings.checked({name: value})
+
+
+def test_every_number_has_bounds():
+    numbers = {f.name for f in fields(Settings) if value_type(f.name) in (int, float)}
+    assert numbers == {name for name, _, _ in BOUNDS}
+
+
+@pytest.mark.parametrize("name", ["per_round", "clip", "bound", "average", "data_seed", "memory", "exact", "threads"])
+def test_what_may_be_left_open(name):
+    assert getattr(Settings.checked({name: None}), name) is None
+    with pytest.raises(SettingError, match="rounds must be an integer, got None"):
+        Settings.checked({"rounds": None})
+
+
+@pytest.mark.parametrize(
+    ("given", "k"),
+    [
+        ({"clients": 180}, 18),
+        ({"clients": 24}, 2),
+        ({"clients": 26}, 3),
+        ({"clients": 3, "fraction": 1.0}, 3),
+        ({"clients": 1}, 1),
+        ({"clients": 100, "fraction": 0.5, "per_round": 1}, 1),
+        ({"clients": 12, "per_round": 12}, 12),
+    ],
+)
+def test_the_number_of_clients_per_round_is_rounded_and_at_least_one(given, k):
+    assert Settings.checked(given).k == k
+
+
+def test_the_partition_has_the_runs_seed_unless_it_has_its_own():
+    assert Settings.checked({"seed": 4}).partition_seed == 4
+    assert Settings.checked({"seed": 4, "data_seed": 0}).partition_seed == 0
+
+
+def test_choices():
+    for name, choices in {
+        "dtype": ("float32", "float64"),
+        "precision": ("fp32", "tf32", "bf16"),
+        "engine": ("auto", "sequential", "stacked"),
+        "lr_schedule": ("constant", "step", "inverse", "cosine"),
+    }.items():
+        for choice in choices:
+            assert getattr(Settings.checked({name: choice}), name) == choice
+        with pytest.raises(SettingError, match=f"unknown {name} 'none of them'"):
+            Settings.checked({name: "none of them"})
+
+
+def test_what_does_not_go_together():
+    Settings.checked({"dtype": "float64"})
+    Settings.checked({"dtype": "float32", "precision": "bf16"})
+    with pytest.raises(SettingError, match="precision must be fp32 if dtype is float64, got 'bf16'"):
+        Settings.checked({"dtype": "float64", "precision": "bf16"})
+    for table in ("dataset_options", "partition_options", "server_options", "options"):
+        with pytest.raises(SettingError, match=f"{table} must have strings as keys, got 3"):
+            Settings.checked({table: {3: {}}})
+    with pytest.raises(SettingError, match="options of method 'fedcat' must be a table, got 5"):
+        Settings.checked({"options": {"fedcat": 5}})
+
+
+def test_text_that_no_file_can_hold_is_refused():
+    with pytest.raises(SettingError, match="method must be a string"):
+        Settings.checked({"method": "a\udcffb"})
 
 
 def test_integers_pass_for_numbers():

@@ -3,6 +3,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from helpers import philox
 from small_data import (
     cifar_files,
     cifar_source,
@@ -16,7 +17,8 @@ from small_data import (
 
 import fedcat
 from fedcat.core.errors import SettingError
-from fedcat.data.builtin import cifar10, cifar100, femnist, mnist
+from fedcat.data.builtin import cifar10, cifar100, digits, femnist, mnist
+from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.data.files.catalog import SOURCES
 
 
@@ -102,6 +104,60 @@ def test_writers_are_chosen_by_the_seed_and_are_the_clients(small):
         place = every.owner_names.index(name)
         assert torch.equal(fed.train.x[fed.indices(client)], every.train.x[every.owner == place])
     assert len(five.test) == 5 * 3
+
+
+def test_writers_are_the_first_in_the_order_of_their_own_stream(small):
+    """Purpose 10, among those with enough samples, and in the order of the file."""
+    for seed in range(4):
+        drawn = philox(seed, 10).permutation(np.arange(2, 8))[:3]
+        data = femnist(data_dir=small, writers=3, keep=17, seed=seed)
+        assert data.owner_names == tuple(f"f{i:04}_00" for i in sorted(drawn))
+
+
+def test_options_and_their_defaults():
+    cifar = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+    found = {
+        name: dataset_options(DATASETS.get(name)) for name in ("digits", "mnist", "cifar10", "cifar100", "femnist")
+    }
+    assert found == {
+        "digits": {},
+        "mnist": {"mean": (0.1307,), "std": (0.3081,)},
+        "cifar10": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+        "cifar100": {"labels": "coarse", **cifar},
+        "femnist": {"writers": 180, "keep": 100, "mean": (0.5,), "std": (-0.5,)},
+    }
+
+
+def test_settings_that_datasets_bring_along(small):
+    assert digits().defaults == {
+        "net": "digits-cnn",
+        "clients": 50,
+        "min_samples": 1,
+        "batch_size": 10,
+        "lr": 0.05,
+        "rounds": 100,
+    }
+    for load, net in ((mnist, "lab-mnist"), (cifar10, "lab-cifar"), (cifar100, "lab-cifar")):
+        assert load(data_dir=small).defaults == {"net": net}
+    written = femnist(data_dir=small, writers=3, keep=1)
+    assert written.defaults == {"net": "lab-femnist", "partition": "natural", "clients": 3, "min_samples": 1}
+
+
+def test_names_of_the_classes(small):
+    assert mnist(data_dir=small).class_names == digits().class_names == tuple("0123456789")
+    ten = cifar10(data_dir=small).class_names
+    assert (len(ten), ten[0], ten[3], ten[9]) == (10, "airplane", "cat", "truck")
+    letters = femnist(data_dir=small, writers=3, keep=1).class_names
+    assert (len(letters), letters[9], letters[10], letters[35], letters[36], letters[61]) == (62, *"9AZaz")
+    coarse, fine = cifar100(data_dir=small).class_names, cifar100(data_dir=small, labels="fine").class_names
+    assert (coarse[0], coarse[19], fine[0], fine[99]) == ("aquatic mammals", "vehicles 2", "apple", "worm")
+    with pytest.raises(SettingError, match=r"unknown cifar100.labels 'rough'"):
+        cifar100(data_dir=small, labels="rough")
+
+
+def test_the_digits_are_normalized_by_their_own_constants():
+    normalize = digits().train.normalize
+    assert (normalize.scale, normalize.mean, normalize.std) == (16.0, (0.3053,), (0.3761,))
 
 
 def test_writers_with_few_samples_are_left_out(small):

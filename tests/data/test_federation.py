@@ -1,6 +1,9 @@
+import hashlib
+
 import numpy as np
 import pytest
 import torch
+from helpers import philox
 
 from fedcat.core.errors import SettingError
 from fedcat.data.builtin import digits
@@ -31,6 +34,60 @@ def test_the_hash_knows_data_and_owners():
     assert first != Federation(train, test, [0, 0, 1, 2, 1, 2]).hash
     assert first != Federation(pool(6, seed=2), test, owner).hash
     assert first != Federation(train, pool(4, seed=2), owner).hash
+
+
+def test_the_hash_knows_labels_types_and_how_many_clients_there_are():
+    x, owner = np.arange(12, dtype=np.uint8).reshape(6, 2), [0, 0, 1, 1, 2, 2]
+    train, test = Pool(x, [0, 1, 2, 0, 1, 2]), Pool(x[:4], [0, 1, 2, 0])
+    first = Federation(train, test, owner).hash
+    others = [
+        Federation(Pool(x, [0, 1, 2, 0, 2, 1]), test, owner),
+        Federation(train, Pool(x[:4], [0, 1, 2, 1]), owner),
+        Federation(train, test, [0, 0, 1, 1, 2, 1]),
+        Federation(train, test, [2, 2, 1, 1, 0, 0]),
+        Federation(Pool(x.astype(np.int64), train.y), Pool(x[:4].astype(np.int64), test.y), owner),
+        Federation(Pool(x.reshape(6, 2, 1), train.y), Pool(x[:4].reshape(4, 2, 1), test.y), owner),
+        Federation(test, train, owner[:4]),
+    ]
+    assert len({first, *(fed.hash for fed in others)}) == 1 + len(others)
+
+
+def test_the_hash_is_a_file_format():
+    """The SHA-256 of the digests of both pools, the samples in the order of their clients, and where each begins."""
+    x, y = np.array([[1, 2], [3, 4], [5, 6]], np.uint8), np.array([0, 1, 0])
+    digests = [
+        hashlib.sha256(
+            b"torch.uint8(%d, 2)" % n + x[:n].tobytes() + b"torch.int64(%d,)" % n + y[:n].astype("<i8").tobytes()
+        ).hexdigest()
+        for n in (3, 1)
+    ]
+    order, begins = np.array([1, 0, 2], "<i8"), np.array([0, 1, 3], "<i8")
+    wanted = hashlib.sha256("".join(digests).encode() + order.tobytes() + begins.tobytes()).hexdigest()
+    assert Federation(Pool(x, y), Pool(x[:1], y[:1]), [1, 0, 1]).hash == wanted
+
+
+def test_names_must_be_as_many_as_there_are_clients_and_classes():
+    words = {"train": pool(3), "test": pool(2, seed=5), "owner": [0, 1, 1], "classes": 3}
+    made = Federation(**words, client_names=["a", "b"], class_names=["x", "y", "z"])
+    assert (made.client_names, made.class_names) == (("a", "b"), ("x", "y", "z"))
+    for kind, names, count in (("client_names", ["a"], 2), ("class_names", ["x", "y", "z", "u"], 3)):
+        with pytest.raises(SettingError, match=f"{kind} must hold {count} names, got {len(names)}"):
+            Federation(**words, **{kind: names})
+
+
+def test_classes_and_clients_are_counted_from_labels_and_owners():
+    train, test = Pool(np.zeros((3, 1)), [0, 1, 1]), Pool(np.zeros((1, 1)), [4])
+    made = Federation(train, test, [0, 1, 2])
+    assert (made.classes, made.clients, made.name, made.largest) == (5, 3, "custom", 1)
+    assert Federation(train, test, [0, 1, 1], 9).class_counts.shape == (2, 9)
+    assert Federation(train, test, [0, 1, 1], 5).largest == 2
+    with pytest.raises(SettingError, match="classes must be at least 5 for these labels, got 4"):
+        Federation(train, test, [0, 1, 1], 4)
+
+
+def test_test_inputs_must_be_of_the_kind_of_training_inputs():
+    with pytest.raises(SettingError, match="test inputs must be floating-point numbers, as in training, got bytes"):
+        Federation(Pool(np.zeros((2, 1)), [0, 1]), Pool(np.zeros((1, 1), np.uint8), [0]), [0, 1])
 
 
 def test_a_million_clients_are_no_burden():
@@ -102,6 +159,31 @@ def test_a_drawn_test_set_shares_no_sample_with_training():
     assert not train & test
     again = Dataset.from_arrays(np.arange(100.0)[:, None], np.zeros(100, int), test_fraction=0.25, seed=3)
     assert torch.equal(again.test.x, data.test.x)
+
+
+@pytest.mark.parametrize(("fraction", "held"), [(0.25, 25), (0.251, 26), (0.29, 29), (0.01, 1), (0.99, 99)])
+def test_the_test_set_is_the_first_of_the_samples_in_the_order_of_the_splits_own_stream(fraction, held):
+    """Purpose 8; a fraction of a sample counts as one."""
+    data = Dataset.from_arrays(np.arange(100.0)[:, None], np.zeros(100, int), test_fraction=fraction, seed=3)
+    order = philox(3, 8).permutation(100)
+    assert data.test.x.flatten().tolist() == order[:held].tolist()
+    assert data.train.x.flatten().tolist() == order[held:].tolist()
+
+
+def test_of_every_owner_the_same_share_is_held_out_and_one_sample_stays():
+    owner = np.repeat([2, 0, 1], [10, 1, 4])
+    data = Dataset.from_arrays(np.arange(15.0)[:, None], np.zeros(15, int), owner=owner, test_fraction=0.4, seed=3)
+    order = [int(i) for i in philox(3, 8).permutation(15)]
+    by_owner = [[i for i in order if owner[i] == client] for client in range(3)]
+    quota = [0, 2, 4]
+    held = [i for mine, count in zip(by_owner, quota, strict=True) for i in mine[:count]]
+    kept = [i for mine, count in zip(by_owner, quota, strict=True) for i in mine[count:]]
+    assert data.test.x.flatten().tolist() == held
+    assert data.train.x.flatten().tolist() == kept
+    assert data.owner.tolist() == owner[kept].tolist()
+    assert data.defaults == {"partition": "natural", "clients": 3, "min_samples": 1}
+    half = Dataset.from_arrays(np.zeros((6, 1)), np.zeros(6, int), owner=[0, 0, 0, 1, 1, 1], test_fraction=0.9)
+    assert np.bincount(half.owner).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 0.999999])
