@@ -1,6 +1,10 @@
+import numpy as np
 import pytest
 
-from fedcat.config.layers import displaced, flat, merge_tables, overlay
+from fedcat.config.layers import SettingsFile, as_layer, displaced, flat, merge_tables, option_settings, overlay
+from fedcat.core.errors import SettingError
+from fedcat.core.options import Typed
+from fedcat.data.partitions import PARTITIONS
 
 
 def test_tables_are_merged_entry_by_entry():
@@ -52,12 +56,82 @@ def test_the_result_shares_no_table_with_its_layers():
             {"clients"},
         ),
         ({"partition": "natural", "clients": 9}, {"dataset_options": {"writers": 9}}, set()),
+        ({"method": "fedcat", "evaluate": ["mean"], "lr": 0.1}, {"method": "fedavg"}, {"evaluate"}),
+        ({"method": "fedcat", "evaluate": ["mean"]}, {"method": "fedcat"}, set()),
+        ({"method": "fedcat", "evaluate": ["mean"]}, {"lr": 0.1}, set()),
+        ({"method": None, "evaluate": ["mean"]}, {"method": "fedavg"}, set()),
+        ({"server_optimizer": "adam", "server_options": {"lr": 1}}, {"server_optimizer": "adam"}, {"server_options"}),
+        ({"server_optimizer": "adam"}, {"server_options": {"lr": 1}}, set()),
+        ({"per_round": 3, "fraction": 0.1}, {"fraction": 0.1}, {"per_round"}),
+        ({"dataset": "mnist", "dataset_options": {"mean": [0.5]}}, {"dataset_options": {"std": [0.5]}}, set()),
+        ({"dataset": "femnist", "partition": "natural", "clients": 180}, {"dataset_options": {}}, set()),
+        ({"dataset": "femnist", "partition": "natural", "clients": 180}, {"partition": "iid"}, set()),
+        ({"dataset": "femnist", "partition": "iid", "clients": 180}, {"dataset_options": {"writers": 9}}, set()),
+        (
+            {"dataset": "femnist", "partition": "natural", "clients": 180, "min_samples": 5, "lr": 1.0},
+            {"dataset_options": {"writers": 9}},
+            {"clients", "min_samples"},
+        ),
     ],
 )
 def test_what_an_upper_layer_displaces(below, above, gone):
     assert displaced(below, above) == gone
-    assert overlay(below, above) == {**{n: v for n, v in below.items() if n not in gone}, **above}
+    assert overlay(below, above) == merge_tables({n: v for n, v in below.items() if n not in gone}, above)
 
 
 def test_entries_of_tables_by_name():
     assert flat({"lr": 1, "options": {"fedcat": {"epsilon": 0.5}}}) == {"lr": 1, "options.fedcat.epsilon": 0.5}
+    assert flat({"a": {}, "b": {"c": {"d": {"e": 1}}, "f": None}}) == {"b.c.d.e": 1, "b.f": None}
+
+
+def test_settings_become_a_layer():
+    assert as_layer({"lr": 0.1, "method_options": {"mu": 1}}) == {"lr": 0.1, "method_options": {"mu": 1}}
+    assert as_layer({"alpha": 0.3, "server_lr": 2.0, "shards": 4}) == {
+        "partition_options": {"alpha": 0.3, "shards": 4},
+        "server_options": {"lr": 2.0},
+    }
+    assert as_layer({"alpha": None, "clip": None}) == {"clip": None}
+    assert as_layer({"alpha": 0.3, "partition_options": {"alpha": 0.1, "shards": 3}}) == {
+        "partition_options": {"alpha": 0.3, "shards": 3}
+    }
+    assert as_layer({"lr": np.float64(0.5), "clients": np.int64(3)}) == {"lr": 0.5, "clients": 3}
+
+
+def test_typed_settings_are_read_and_typed_options_wait_for_their_part():
+    layer = as_layer({"lr": Typed("0.5"), "net": Typed("3"), "alpha": Typed("0.25")})
+    assert (layer["lr"], layer["net"]) == (0.5, "3")
+    assert isinstance(layer["partition_options"]["alpha"], Typed)
+
+
+def test_a_table_displaces_in_its_own_layer_as_well():
+    """An option beside the table of options is merged into it and takes nothing away."""
+    layer = as_layer({"server_optimizer": "adam", "server_options": {"tau": 0.1}, "server_lr": 0.5})
+    assert layer == {"server_optimizer": "adam", "server_options": {"tau": 0.1, "lr": 0.5}}
+
+
+def own(labels, clients, rng, *, gamma: float = 1.0, lr: float = 3.0):
+    return rng.integers(clients, size=len(labels))
+
+
+def test_options_of_parts_that_are_named_are_known_and_settings_keep_their_names():
+    assert "gamma" not in option_settings()
+    for part in (own, "test_layers:own"):
+        found = option_settings({"partition": part})
+        assert found["gamma"] == ("partition_options", "gamma", float)
+        assert "lr" not in found
+    assert option_settings({"partition": "iid", "server_optimizer": None}) == option_settings()
+    assert as_layer({"gamma": 2.0}, {"partition": own}) == {"partition_options": {"gamma": 2.0}}
+    with pytest.raises(SettingError, match="unknown setting 'gamma'"):
+        as_layer({"gamma": 2.0, "partition": own}, {})
+    assert option_settings()["shards"] == ("partition_options", "shards", int)
+    assert "own" not in PARTITIONS
+
+
+def test_a_file_is_a_layer_with_a_name(tmp_path):
+    assert SettingsFile.read(None) == SettingsFile("", {})
+    path = tmp_path / "a.toml"
+    path.write_text('alpha = 0.5\nmethod = "fedavg"\n')
+    assert SettingsFile.read(path) == SettingsFile(str(path), {"method": "fedavg", "partition_options": {"alpha": 0.5}})
+    path.write_text("alpah = 0.5\n")
+    with pytest.raises(SettingError, match=r"settings file '.*a.toml': unknown setting 'alpah': did you mean 'alpha'"):
+        SettingsFile.read(path)
