@@ -5,7 +5,7 @@ from torch import nn
 import fedcat
 from fedcat.config.layers import RENAMED, SettingsFile, as_layer, option_settings
 from fedcat.config.resolve import resolve
-from fedcat.core.errors import SettingError
+from fedcat.core.errors import DataError, SettingError
 from fedcat.core.options import Typed
 
 
@@ -226,6 +226,126 @@ def test_annotations_that_only_a_type_checker_reads_hide_no_option():
     ],
 )
 def test_what_a_newcomer_writes_first_gets_a_hint(given, message):
+
+
+def custom(**more):
+    """A small dataset, and settings with which it can be divided."""
+    data = fedcat.Dataset.from_arrays(np.zeros((40, 2)), np.arange(40) % 2, **more)
+    return {"dataset": data, "net": nn.Linear(2, 2), "partition": "iid", "min_samples": 1, "clients": 4}
+
+
+@pytest.mark.parametrize(
+    ("above", "lr"),
+    [
+        ([], 0.01),
+        (["dataset"], 0.2),
+        (["dataset", "file"], 0.3),
+        (["dataset", "file", "given"], 0.4),
+        (["file"], 0.3),
+        (["given"], 0.4),
+        (["dataset", "given"], 0.4),
+        (["file", "given"], 0.4),
+    ],
+)
+def test_the_uppermost_layer_that_sets_something_decides(above, lr):
+    given = custom(defaults={"lr": 0.2} if "dataset" in above else {})
+    given |= {"lr": 0.4} if "given" in above else {}
+    assert settings_of(given, {"lr": 0.3} if "file" in above else {}).lr == lr
+
+
+def test_a_dataset_is_loaded_with_the_partitions_seed_its_directory_and_its_options(tmp_path):
+    seen = {}
+
+    def load(factory, name, arguments):
+        seen.update(arguments, name=name)
+        return fedcat.load_dataset("digits")
+
+    given = {"dataset": "femnist", "seed": 3, "partition": "iid", "clients": 5, "min_samples": 1}
+    given |= {"dataset_options": {"writers": 7}, "data_dir": str(tmp_path)}
+    found = resolve(given, load=load).settings
+    assert seen == {"name": "femnist", "seed": 3, "data_dir": str(tmp_path), "writers": 7}
+    assert found.dataset_options == {"writers": 7, "keep": 100, "mean": (0.5,), "std": (-0.5,)}
+    assert found.data_dir == str(tmp_path)
+    resolve({**given, "data_seed": 9}, load=load)
+    assert seen["seed"] == 9
+
+
+def test_a_relative_directory_of_data_becomes_absolute(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert settings_of({"data_dir": "here"}).data_dir == str(tmp_path / "here")
+    assert settings_of({}).data_dir == ""
+    with pytest.raises(DataError, match="data_dir must be an existing directory, got 'there'"):
+        resolve({"data_dir": "there"})
+
+
+def test_what_is_wrong_whatever_the_data_is_said_before_any_is_loaded():
+    def load(factory, name, arguments):
+        raise AssertionError("loaded too early")
+
+    for given, message in (
+        ({"lr": -1.0}, "lr must be > 0"),
+        ({"method": "fedcat", "method_options": {"mu": 1}}, "unknown option of fedcat 'mu'"),
+        ({"partition": "shards", "shards": 0}, "shards must be at least 1, got 0"),
+        ({"alpha": 0.0}, "alpha must be > 0, got 0"),
+        ({"net": "lab-cifra"}, "unknown net 'lab-cifra'"),
+        ({"selector": "unifrom"}, "unknown selector 'unifrom'"),
+        ({"device": "cudda"}, "device"),
+        ({"clients": 5, "per_round": 6}, "per_round must be at least 1 and at most the 5 clients, got 6"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            resolve({"dataset": "mnist", **given}, load=load)
+
+
+def test_the_number_of_clients_may_be_the_datasets_own():
+    assert settings_of({"per_round": 50}).k == 50
+    with pytest.raises(SettingError, match="per_round must be at least 1 and at most the 50 clients, got 51"):
+        resolve({"per_round": 51})
+    with pytest.raises(SettingError, match="per_round must be at least 1, got 0"):
+        resolve({"per_round": 0})
+
+
+def test_data_that_is_there_already_takes_no_options():
+    given = custom()
+    with pytest.raises(SettingError, match="dataset_options cannot be set: 'custom' is a dataset already"):
+        resolve({**given, "dataset_options": {"a": 1}})
+    with pytest.raises(SettingError, match="dataset must be a name, a Dataset, a Federation or a function"):
+        resolve({"dataset": object()})
+
+
+def test_a_federation_decides_how_many_clients_there_are_and_what_the_smallest_holds():
+    made = fedcat.load_dataset("digits").divide(10, "shards")
+    given = {"dataset": made, "net": "digits-cnn"}
+    found = settings_of({**given, "clients": 10})
+    assert (found.clients, found.partition, found.min_samples) == (10, "given", int(made.sizes.min()))
+    assert settings_of({**given, "partition": "given", "min_samples": 7}).min_samples == 7
+    with pytest.raises(SettingError, match="clients must be 10 as in the federation, got 9"):
+        resolve({**given, "clients": 9})
+    with pytest.raises(SettingError, match="alpha cannot be set: the federation 'digits' is already divided"):
+        resolve({**given, "alpha": 0.5, "min_samples": 1})
+
+
+def test_options_of_the_method_lie_over_its_table_and_other_tables_stay():
+    file = {"options": {"fedprox": {"mu": 0.5}, "fedcat": {"epsilon": 0.1, "lambda": 2.0}}}
+    found = settings_of({"method": "fedcat", "method_options": {"epsilon": 0.9}}, file).options
+    assert found["fedprox"] == {"mu": 0.5}
+    assert found["fedcat"] == {"grouping": True, "concatenation": True, "epsilon": 0.9, "lambda": 2.0}
+    assert settings_of({"method": "fedprox"}, file).options["fedprox"] == {"mu": 0.5, "weighting": "samples"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"options": {"fedcta": {}}}, "unknown method in options 'fedcta': did you mean 'fedcat'"),
+        ({"options": 5}, "options must be a table of options, got 5"),
+        ({"method_options": 5}, "method_options must be a table of options, got 5"),
+        ({"options": {3: {}}}, "options must have strings as keys, got 3"),
+        ({"options": {"fedcat": 3}}, "options of method 'fedcat' must be a table, got 3"),
+        ({"method": "fedavg", "server_options": {"tau": 1.0}}, "unknown option of mean 'server_tau'"),
+        ({"method": "fedavg", "server_optimizer": "adam", "server_tau": 0}, "server_tau must be > 0, got 0"),
+    ],
+)
+def test_tables_that_cannot_be_used(given, message):
     with pytest.raises(SettingError, match=message):
         resolve(given)
 
@@ -257,3 +377,48 @@ def test_an_array_is_no_dataset():
 
     with pytest.raises(SettingError, match=r"dataset must be a name, a Dataset, .* got an object of type ndarray"):
         resolve({"dataset": ones((4, 2))})
+
+
+def test_options_of_methods_of_ones_own_may_stand_beside_those_of_others():
+    found = settings_of({"method": "fedavg", "options": {"mine:Method": {"a": 1}, "<local>": {"b": 2}}}).options
+    assert found == {"mine:Method": {"a": 1}, "<local>": {"b": 2}, "fedavg": {"weighting": "samples"}}
+
+
+def test_parts_are_found_by_name_and_what_is_not_named_is_none():
+    found = resolve({"method": "fedavg", "selector": "multinomial"}).parts
+    assert found["selector"] is fedcat.SELECTORS.get("multinomial")
+    assert found["partition"] is fedcat.PARTITIONS.get("dirichlet")
+    assert found["net"] is fedcat.NETS.get("digits-cnn")
+    assert found["method"] is fedcat.FedAvg
+    assert found["server_optimizer"] is None
+    assert "dataset" not in found
+
+
+def test_options_of_the_server_optimizer_are_read_by_its_types():
+    found = settings_of({"method": "fedavg", "server_optimizer": "adam", "server_lr": Typed("1"), "server_beta2": 0.5})
+    assert found.server_options == {"lr": 1.0, "beta2": 0.5}
+    assert isinstance(found.server_options["lr"], float)
+    assert settings_of({"method": "fedadam", "server_tau": Typed("0.5")}).server_options == {"tau": 0.5}
+
+
+def test_fraction_in_an_upper_layer_displaces_per_round_in_a_lower_one():
+    assert settings_of({"fraction": 0.5}, {"per_round": 3}).k == 25
+    assert settings_of({"per_round": 3}, {"fraction": 0.5}).k == 3
+    assert resolve({"fraction": 0.5}, SettingsFile("f", {"per_round": 3})).notes == ()
+
+
+def test_a_preset_that_agrees_with_the_file_overrides_nothing():
+    data = fedcat.load_dataset("digits")
+
+    def load(factory, name, arguments):
+        return fedcat.Dataset("mnist", data.train, data.test, 10, {})
+
+    given = {"preset": "lab", "dataset": "mnist", "net": "digits-cnn", "min_samples": 1, "clients": 10}
+    for stored, notes in (
+        ({"momentum": 0.5, "rounds": 1000}, ()),
+        ({"momentum": 0.9}, ("preset 'lab' overrides these settings of f: momentum 0.9",)),
+        ({"momentum": 0.9, "preset": "paper"}, ("preset 'lab' overrides these settings of f: momentum 0.9",)),
+        ({"clients": 7}, ()),
+    ):
+        found = resolve(given, SettingsFile("f", as_layer(stored)), load)
+        assert (found.settings.momentum, found.settings.preset, found.notes) == (0.5, "lab", notes)
