@@ -27,6 +27,36 @@ def test_the_weights_fall_by_the_decay_and_add_up_to_one():
     assert torch.equal(first.row, rows[1])
 
 
+def test_an_average_goes_on_from_its_state():
+    rows = torch.randn(6, 3).double()
+    whole, first, second = (RunningAverage(0.8) for _ in range(3))
+    assert first.state() == {"rounds": 0, "row": None}
+    for row in rows:
+        whole.add(row)
+    for row in rows[:4]:
+        first.add(row)
+    second.restore(first.state())
+    assert second.rounds == 4
+    for row in rows[4:]:
+        second.add(row)
+    assert torch.equal(second.row, whole.row)
+
+
+def test_a_decay_of_zero_keeps_the_last_round_only():
+    average = RunningAverage(0.0)
+    for row in torch.eye(3).double():
+        average.add(row)
+    assert average.row.tolist() == [0.0, 0.0, 1.0]
+
+
+def test_weights_need_not_add_up_to_one_and_may_be_large():
+    rows = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
+    for scale in (1e-3, 1.0, 1e9):
+        assert weighted_mean(rows, [scale, 0, 3 * scale]).item() == pytest.approx(3.25, rel=1e-12)
+    assert weighted_mean(rows, [0, 0, 5]).item() == 4.0
+    assert weighted_mean(rows.float(), [1, 1, 2]).dtype == torch.float32
+
+
 def test_fedcats_average_is_of_the_copies_mean_after_every_round():
     layout = layout_of(small_net())
     sim = simulate(FedCat, FED, layout, rounds=7, k=3, average=0.9)

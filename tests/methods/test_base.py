@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
 from torch import nn
 from torch.nn import functional
 
+from fedcat.core.errors import SettingError
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines import StackedEngine, width
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
+from fedcat.methods.base import Context, Outstanding, ServerWork, run_server_work
 from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.rounds import RoundMethod
+from fedcat.methods.selection import FunctionSelector
 from fedcat.models.nets import NETS
+from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.reply import Reply, Status
 from fedcat.runs.simulation import run_together
@@ -329,3 +334,78 @@ def test_methods_with_different_rules_share_a_launch():
 
 
 MIXED = [(FedAvg, 0.0), (Drift, 0.5), (FedCat, 0.9), (Twice, 0.3), (Drift, 0.0)]
+
+
+def made_context(**more):
+    layout = layout_of(small_net())
+    return Context(3, layout, layout.pack(layout.net), np.array([5, 1, 4]), 2, 1, lambda r: 0.1, **more)
+
+
+def test_what_a_context_is_unless_told():
+    context = made_context()
+    assert (context.clients, context.selector, context.average, context.exact, context.classes) == (
+        3,
+        None,
+        None,
+        False,
+        0,
+    )
+    chosen = context.selection()
+    assert isinstance(chosen, FunctionSelector)
+    assert (chosen.seed, chosen.k, chosen.samples.tolist()) == (3, 2, [5, 1, 4])
+    context.refuse_selector("no reason")
+
+
+def test_the_users_selector_is_the_selection():
+    mine = object()
+    context = made_context(selector=mine)
+    assert context.selection() is mine
+    with pytest.raises(SettingError, match="selector cannot be set: it is a selection itself"):
+        context.refuse_selector("it is a selection itself")
+
+
+def test_a_hop_is_outstanding_from_its_plan_to_its_reply():
+    hops = [Hop(i, round=0, client=i, start=torch.zeros(1), epochs=1, lr=0.1, copy=i + 4) for i in range(3)]
+    waiting = Outstanding()
+    assert waiting.start(hops[:2]) == hops[:2]
+    assert waiting.start(hops) == hops[2:]
+    assert waiting.copies() == {4, 5, 6}
+    assert waiting.end(Reply(1)) is hops[1]
+    assert waiting.copies() == {4, 6}
+    with pytest.raises(ValueError, match="hop 1 is not outstanding"):
+        waiting.end(Reply(1))
+    waiting.clear()
+    assert waiting.copies() == set()
+    assert waiting.start(hops) == hops
+
+
+class Work(ServerWork):
+    def __init__(self, key, done):
+        self._key, self.done = key, done
+
+    def key(self):
+        return self._key
+
+    def run(self, works):
+        self.done.append([work._key for work in works])
+        assert self is works[0]
+
+
+class OtherWork(Work):
+    pass
+
+
+def test_server_work_of_one_kind_and_key_is_done_together():
+    done = []
+    run_server_work([Work(1, done), None, Work(2, done), OtherWork(1, done), Work(1, done), Work(2, done)])
+    assert done == [[1, 1], [2, 2], [1]]
+    run_server_work([None])
+    assert len(done) == 3
+
+
+def test_a_plain_method_gives_no_advice_and_leaves_no_work():
+    sim = simulate(FedAvg, FED, layout_of(small_net()))
+    row = sim.method.row
+    sim.method.close()
+    assert (sim.method.advice(10), sim.method.work(), sim.method.row is row) == ([], None, True)
+    assert list(sim.method.models("mean")) == ["global"]

@@ -218,3 +218,42 @@ def test_in_exact_mode_the_control_variates_are_the_same_in_any_company():
 def test_unknown_variants_are_refused(options, message):
     with pytest.raises(SettingError, match=message):
         simulate(Scaffold, FED, layout_of(small_net()), options=options)
+
+
+def test_hops_bring_the_servers_control_variate_and_the_clients_own():
+    sim = simulate(Scaffold, FED, layout_of(small_net()), rounds=3, momentum=0.5, lr=0.02, k=6)
+    size = sim.task.layout.parameter_size
+    first = sim.method.plan(1)
+    for hop in first:
+        assert hop.sent["control"].tolist() == hop.memory["control"].tolist() == [0.0] * size
+    sim.method.absorb(
+        [
+            Reply(
+                hop.id,
+                hop.start,
+                samples=1,
+                steps=1,
+                uploads={"control": torch.full((size,), hop.client + 1.0).double()},
+                memory={"control": torch.full((size,), 10.0 + hop.client).double()},
+            )
+            for hop in first
+        ]
+    )
+    for hop in sim.method.plan(2):
+        assert hop.sent["control"].tolist() == pytest.approx([21 / 6] * size)
+        assert hop.memory["control"].tolist() == [10.0 + hop.client] * size
+
+
+def test_a_client_whose_reply_is_lost_keeps_what_it_had():
+    sim = simulate(Scaffold, FED, layout_of(small_net()), rounds=3, k=6, lr=0.02)
+    sim.step()
+    before = {client: sim.method.memory[client]["control"] for client in range(6)}
+    jobs = sim.plan()
+    replies = sim.engine.train(jobs)
+    gone = jobs[2][1]
+    replies[2] = Reply.lost(gone, Status.FAILED, "away")
+    sim.absorb(replies)
+    for client, control in before.items():
+        assert torch.equal(sim.method.memory[client]["control"], control) == (client == gone.client)
+    mean = sum(sim.method.memory[client]["control"] for client in range(6)) / 6
+    assert torch.allclose(mean, sim.method.control, atol=1e-14)

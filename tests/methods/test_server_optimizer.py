@@ -7,13 +7,21 @@ import fedcat
 from fedcat.config.layers import SettingsFile
 from fedcat.config.resolve import resolve
 from fedcat.core.errors import SettingError
+from fedcat.core.options import options as options_of
 from fedcat.methods import METHODS, FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedcluster import FedCluster
 from fedcat.methods.fedopt import FedAdam, FedAvgM
 from fedcat.methods.scaffold import Scaffold
-from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS, Adam, Mean, Momentum, ServerOptimizer
+from fedcat.methods.server_optimizer import (
+    SERVER_OPTIMIZERS,
+    Adam,
+    Mean,
+    Momentum,
+    ServerOptimizer,
+    ServerOptimizerChoice,
+)
 from fedcat.runs.build import Builder
 from fedcat.runs.comparison import Comparison
 
@@ -55,6 +63,68 @@ def test_adam_by_hand():
             d = float(change[i])
             m, v = 0.9 * m + 0.1 * d, 0.99 * v + 0.01 * d * d
             assert float(after[i]) == pytest.approx(float(row[i]) + 0.1 * m / (v**0.5 + 1e-3), rel=1e-12)
+
+
+@pytest.mark.parametrize("make", [Mean, lambda: Mean(0.3), Momentum, Adam])
+def test_a_restored_step_goes_on_as_if_nothing_had_happened(make):
+    whole, first, second = make(), make(), make()
+    rows = stream(whole, 6)[0]
+    assert first.state() == {}
+    torch.manual_seed(0)
+    row, changes = torch.randn(4).double(), [torch.randn(4).double() for _ in range(6)]
+    second.restore(first.state())
+    for change in changes[:3]:
+        row = first.step(row, row + change)
+    second.restore(first.state())
+    for change in changes[3:]:
+        row = second.step(row, row + change)
+    assert torch.equal(row, rows[-1])
+
+
+def test_options_and_their_defaults():
+    assert {name: options_of(SERVER_OPTIMIZERS.get(name)) for name, _ in SERVER_OPTIMIZERS} == {
+        "adam": {"lr": 0.01, "momentum": 0.9, "beta2": 0.99, "tau": 1e-3},
+        "mean": {"lr": 1.0},
+        "momentum": {"lr": 1.0, "momentum": 0.9},
+    }
+
+
+def test_adams_first_step_starts_from_no_momentum_and_from_tau_squared():
+    found = Adam(lr=1.0, momentum=0.5, beta2=0.75, tau=0.1).step(torch.zeros(1), torch.ones(1))
+    assert found.item() == pytest.approx(0.5 / ((0.75 * 0.01 + 0.25) ** 0.5 + 0.1))
+
+
+def test_a_step_starts_from_the_global_row_of_the_round_before():
+    """Momentum that is set to zero, and a step of one, is the mean."""
+    row, mean = torch.randn(5), torch.randn(5)
+    assert torch.allclose(Momentum(momentum=0.0).step(row, mean), mean)
+    step = Momentum(lr=0.5, momentum=0.0)
+    for _ in range(3):
+        assert torch.allclose(step.step(row, mean), (row + mean) / 2)
+
+
+@pytest.mark.parametrize(
+    ("choice", "default", "message"),
+    [
+        (ServerOptimizerChoice("adam"), None, "server_optimizer cannot be set: the method M takes no"),
+        (ServerOptimizerChoice(options={"lr": 1.0}), None, "server_lr cannot be set: the method M takes no"),
+        (ServerOptimizerChoice("adam"), "momentum", "server_optimizer must be 'momentum' or left out for the method M"),
+        (ServerOptimizerChoice("mean"), "momentum", "server_optimizer must be 'momentum' or left out for the method M"),
+        (ServerOptimizerChoice("own", factory=3), "mean", "server_optimizer must be a name, a class or a function"),
+        (ServerOptimizerChoice("mean", {"tau": 1.0}), "mean", "unknown option of mean 'server_tau'"),
+    ],
+)
+def test_choices_that_a_method_does_not_take(choice, default, message):
+    with pytest.raises(SettingError, match=message):
+        choice.make(default, "M")
+
+
+def test_choices_that_a_method_takes():
+    assert type(ServerOptimizerChoice().make(None, "M")) is Mean
+    assert type(ServerOptimizerChoice().make("adam", "M")) is Adam
+    assert type(ServerOptimizerChoice("adam").make("adam", "M")) is Adam
+    assert type(ServerOptimizerChoice("momentum").make("mean", "M")) is Momentum
+    assert ServerOptimizerChoice("momentum", {"lr": 3}).make("mean", "M").lr == 3.0
 
 
 @pytest.mark.parametrize(("method", "step"), [(FedAvgM, Momentum), (FedAdam, Adam)])
