@@ -6,7 +6,7 @@
 Every mutant is one change in one place of a file, tried in a temporary copy of src, tests and pyproject.toml. It is
 killed if the tests fail or pass the time limit, and survives if they pass. The tests `--tests` come first; those of
 `--then` are run only for what they let pass. By default these are the tests that mirror the file, and those that
-`WIDER` names for it. A survivor is a test to be written, or a change that changes no behavior.
+`WIDER` names for its package. A survivor is a test to be written, or a change that changes no behavior.
 """
 
 from __future__ import annotations
@@ -30,35 +30,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = Path("src/fedcat")
 
-WIDER = {
-    "config": ["tests/config", "tests/runs/test_build.py", "tests/methods/test_server_optimizer.py"],
-    "core": ["tests/core", "tests/config"],
-    "data": ["tests/data/test_federation.py", "tests/data/test_partitions.py", "tests/data/test_builtin.py"],
-    "engines": ["tests/engines/test_agreement.py", "tests/methods/test_fedavg.py"],
-    "methods": ["tests/methods/test_every_method.py", "tests/methods/test_base.py"],
-    "protocol": ["tests/protocol", "tests/runs/test_simulation.py"],
-}
-"""Tests of a package that are run for what the tests of the file itself let pass."""
-
-ELSEWHERE = {
-    "config/toml.py": ["tests/config/test_settings.py"],
-    "data/dataset.py": ["tests/data/test_federation.py", "tests/data/test_builtin.py"],
-    "data/pool.py": ["tests/data/test_federation.py"],
-    "data/split.py": ["tests/data/test_federation.py"],
-    "engines/base.py": ["tests/engines/test_evaluation.py"],
-    "engines/sequential.py": ["tests/methods/test_fedavg.py", "tests/methods/test_fedprox.py"],
-    "methods/__init__.py": ["tests/methods/test_every_method.py"],
-    "methods/clusamp.py": ["tests/methods/selection/test_clustered.py"],
-    "methods/cyclic.py": ["tests/methods/test_related_methods.py"],
-    "methods/fedcluster.py": ["tests/methods/test_related_methods.py"],
-    "methods/fedopt.py": ["tests/methods/test_server_optimizer.py"],
-    "methods/rounds.py": ["tests/methods/test_fedavg.py", "tests/methods/test_related_methods.py"],
-    "protocol/hop.py": ["tests/protocol"],
-    "protocol/reply.py": ["tests/protocol"],
+FIRST = {
+    "config/toml.py": "config/test_settings.py",
+    "data/dataset.py": "data/test_federation.py data/test_builtin.py",
+    "data/pool.py": "data/test_federation.py",
+    "data/split.py": "data/test_federation.py",
+    "engines/base.py": "engines/test_evaluation.py",
+    "engines/sequential.py": "engines/test_batch_order.py methods/test_fedavg.py methods/test_fedprox.py",
+    "methods/__init__.py": "methods/test_fedcat.py methods/test_server_optimizer.py",
+    "methods/clusamp.py": "methods/selection/test_clustered.py",
+    "methods/cyclic.py": "methods/test_related_methods.py",
+    "methods/fedcluster.py": "methods/test_related_methods.py",
+    "methods/fedopt.py": "methods/test_server_optimizer.py",
+    "methods/rounds.py": "methods/test_fedavg.py methods/test_related_methods.py",
+    "methods/selection/base.py": "methods/selection/test_grouped.py",
+    "protocol/hop.py": "protocol",
 }
 """Tests of files whose name no test file bears."""
+WIDER = {
+    "config": "config runs/test_build.py methods/test_server_optimizer.py",
+    "core": "core config",
+    "data": "data/test_federation.py data/test_partitions.py data/test_builtin.py",
+    "engines": "engines/test_agreement.py methods/test_fedavg.py",
+    "methods": "methods/test_every_method.py methods/test_base.py",
+    "protocol": "protocol runs/test_simulation.py",
+}
+"""Tests of a package that are run for what the tests of the file itself let pass."""
 
 KINDS = "Lt LtE, Gt GtE, Eq NotEq, In NotIn, Is IsNot, And Or, Add Sub, Mult Div, FloorDiv Mod, BitOr BitAnd"
 SWAPS = {getattr(ast, a): getattr(ast, b) for p in KINDS.split(", ") for a, b in (p.split(), p.split()[::-1])}
@@ -92,9 +90,11 @@ def mutants(path: Path) -> list[Mutant]:
     for node, new in changes(ast.parse(source)):
         start = begins[node.lineno - 1] + node.col_offset
         stop = begins[node.end_lineno - 1] + node.end_col_offset
-        old = source[start:stop].decode()
-        what = f"{' '.join(old.split())[:60]} -> {' '.join(new.split())[:60]}"
-        if new not in (old, f"({old})"):
+        old, bare = ast.unparse(node), new[1:-1] if new.startswith("(") else new
+        if bare != old:
+            same = next((i for i, (a, b) in enumerate(zip(old, bare, strict=False)) if a != b), 0)
+            same = max(0, same - 20)
+            what = f"{old[same : same + 60]} -> {bare[same : same + 60]}"
             found[start, stop, new] = Mutant(path, node.lineno, what, start, stop, new)
     return sorted(found.values(), key=lambda mutant: (mutant.start, mutant.stop, mutant.new))
 
@@ -147,7 +147,7 @@ def mutated(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield from ((test, "True") for test in ifs)
         case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
             yield node, "return None"
-        case ast.Name(id=name) if name in NAMES and name != "sum":
+        case ast.Name(id="min" | "max" | "any" | "all" as name):
             yield node, code(node, id=NAMES[name])
         case ast.Attribute(attr=name) if name in NAMES:
             yield node, code(node, attr=NAMES[name])
@@ -193,11 +193,13 @@ def code(node: ast.AST, **changed: object) -> str:
 
 def stages(path: Path, first: list[str], then: list[str]) -> list[list[str]]:
     """Return the tests of a file: what was asked for, or what mirrors it and, after that, what is wider."""
-    inner = path.relative_to(PACKAGE)
-    mirrors = [Path("tests") / inner.with_name(f"test_{inner.name}"), Path("tests") / inner.parent]
-    mirror = ELSEWHERE.get(str(inner)) or [str(next(place for place in mirrors if (ROOT / place).exists()))]
-    wider = then if first or then else WIDER.get(inner.parts[0], [])
-    return [tests for tests in (first or mirror, wider) if tests]
+    inner = path.relative_to("src/fedcat")
+    mirror = inner.with_name(f"test_{inner.name}")
+    own = FIRST.get(str(inner), str(mirror if (ROOT / "tests" / mirror).exists() else inner.parent))
+    if not first:
+        both = (own, WIDER.get(inner.parts[0], ""))
+        first, then = ([f"tests/{place}" for place in places.split()] for places in both)
+    return [tests for tests in (first, then) if tests]
 
 
 def outcome(mutant: Mutant | None, selections: list[list[str]], limit: float) -> str:
