@@ -13,21 +13,25 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -153,7 +157,7 @@ def mutated(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield node, code(node, attr=NAMES[name])
         case ast.Call(args=args, keywords=keywords):
             for place, word in enumerate(keywords):
-                if word.arg is not None:
+                if word.arg not in (None, "device"):  # without a GPU there is one device only
                     yield node, code(node, keywords=[*keywords[:place], *keywords[place + 1 :]])
             starred = any(isinstance(argument, ast.Starred) for argument in args)
             if len(args) == 2 and not starred and ast.unparse(node.func).split(".")[-1] not in SYMMETRIC:
@@ -220,19 +224,37 @@ def outcome(mutant: Mutant | None, selections: list[list[str]], limit: float) ->
 
 
 def passes(folder: str, tests: list[str], limit: float) -> str:
-    """Run some tests in a copy of the tree; whatever they started ends with them."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    own = {"PYTHONPATH": f"{folder}/src", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
-    process = subprocess.Popen(words, cwd=folder, env={**os.environ, **own}, start_new_session=True, **quiet)
-    try:
-        return "killed" if process.wait(limit) else "survived"
-    except subprocess.TimeoutExpired:
-        return "timeout"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    """Run some tests in a copy of the tree, in a process of their own; whatever they start ends with them."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(folder)
+        os.environ["PYTHONPATH"] = f"{folder}/src"
+        silence = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(silence, stream)
+        status = 1
+        try:
+            status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+        finally:
+            os._exit(int(status))
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return "killed" if status else "survived"
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "timeout"
+
+
+def tried(mutant: Mutant, selections: list[list[str]], limit: float) -> dict[str, object]:
+    """Return the entry of a mutant in the results."""
+    begin = time.perf_counter()
+    found = outcome(mutant, selections, limit)
+    seconds = round(time.perf_counter() - begin, 1)
+    return {"file": str(mutant.file), "line": mutant.line, "what": mutant.what, "found": found, "seconds": seconds}
 
 
 def main() -> None:
@@ -253,20 +275,19 @@ def main() -> None:
     todo = [mutant for path in files for mutant in mutants(path)]
     if given.sample is not None:
         todo = random.Random(given.seed).sample(todo, min(given.sample, len(todo)))
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    sys.dont_write_bytecode = True
+    for name in ("torch", "torch.func", "scipy.cluster.hierarchy", "hypothesis"):  # once, not once per mutant
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     results: list[dict[str, object]] = []
-
-    def tried(mutant: Mutant) -> dict[str, object]:
-        begin = time.perf_counter()
-        found = outcome(mutant, selections[mutant.file], given.limit)
-        seconds = round(time.perf_counter() - begin, 1)
-        return {"file": str(mutant.file), "line": mutant.line, "what": mutant.what, "found": found, "seconds": seconds}
-
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork")) as pool:
         every = sorted({tuple(tests) for chosen in selections.values() for tests in chosen})
-        for tests, found in zip(every, pool.map(lambda t: outcome(None, [list(t)], given.limit), every), strict=True):
-            if found != "survived":
-                sys.exit(f"the tests {' '.join(tests)} do not pass on the code as it is: {found}")
-        for done in as_completed([pool.submit(tried, mutant) for mutant in todo]):
+        checks = [pool.submit(outcome, None, [list(tests)], given.limit) for tests in every]
+        for tests, check in zip(every, checks, strict=True):
+            if check.result() != "survived":
+                sys.exit(f"the tests {' '.join(tests)} do not pass on the code as it is: {check.result()}")
+        for done in as_completed([pool.submit(tried, m, selections[m.file], given.limit) for m in todo]):
             results.append(done.result())
             if given.out is not None:
                 given.out.write_text(json.dumps(results, indent=1) + "\n")
