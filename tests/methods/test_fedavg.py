@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from helpers import apart, federation, layout_of, philox, simulate, small_net
@@ -179,6 +180,34 @@ def test_a_state_in_mid_round_holds_the_replies_as_they_were(layout):
     assert (other._replies[hops[2].id].status, other._replies[hops[2].id].why) == (Status.LATE, "60 s")
     other.absorb([Reply(hops[0].id, hops[0].start, samples=8, steps=1)])
     assert torch.allclose(other.row, hops[0].start + 3.0 * 4 / 12)
+
+
+class Turns:
+    """Selects the next clients in turn: a selector with a state, which is asked for every round once."""
+
+    def __init__(self, *given):
+        self.next = 0
+
+    def select(self, round):
+        self.next += 3
+        return np.arange(self.next - 3, self.next)
+
+    def state(self):
+        return {"next": self.next}
+
+    def restore(self, state):
+        self.next = state["next"]
+
+
+def test_a_selector_with_a_state_is_asked_once_for_every_round_also_after_a_restore(layout):
+    sims = [simulate(FedAvg, federation([5] * 9), layout, k=3, selector=Turns()) for _ in range(2)]
+    assert [hop.client for hop in answered(sims[0])] == [0, 1, 2]
+    hops = sims[0].method.plan(9)
+    sims[1].method.restore(sims[0].method.state())
+    assert [hop.client for hop in sims[1].method.plan(9)] == [hop.client for hop in hops] == [3, 4, 5]
+    for sim in sims:
+        sim.method.absorb([Reply(hop.id, hop.start + 1, samples=1, steps=1) for hop in hops])
+        assert [hop.client for hop in sim.method.plan(9)] == [6, 7, 8]
 
 
 @pytest.mark.parametrize("wrong", [None, torch.zeros(3, dtype=torch.float64), "float32"])
