@@ -175,7 +175,7 @@ def constants(value: object) -> Iterator[str]:
     elif isinstance(value, (int, float)):
         yield "0" if value == 1 else repr(value + 1)
     elif isinstance(value, str) and " " not in value.strip():
-        yield repr(f"{value}mutated")
+        yield repr(value[1:] or f"{value}mutated")
 
 
 def deletable(node: ast.AST) -> bool:

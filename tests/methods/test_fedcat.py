@@ -126,6 +126,19 @@ def test_a_cycle_in_which_every_hop_fails_changes_nothing():
     assert method.round == 2
 
 
+@pytest.mark.parametrize("name", ["mean", "momentum", "adam"])
+def test_a_cycle_in_which_every_hop_fails_is_no_step_of_the_server_optimizer(name):
+    """Momentum of the cycles before would carry the model on."""
+    method = FedCat(replace(context(clients=6, k=2), server_optimizer=ServerOptimizerChoice(name)))
+    walked(method, 2)
+    row = method.row
+    for r in (2, 3):
+        method.absorb([Reply.lost(hop, Status.LATE, "late") for hop in method.plan(r + 1)])
+    method.close()
+    assert torch.equal(method.row, row)
+    assert method.first == 4
+
+
 def test_a_copy_walks_on_as_soon_as_its_own_hop_is_back():
     method = FedCat(context(clients=9, k=3))
     a, b, c = method.plan(100)
