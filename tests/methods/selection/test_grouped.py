@@ -144,6 +144,15 @@ def test_the_weights_are_one_over_the_root_of_the_count_plus_one_as_rates():
     assert (abs(picked - expected) <= 4 * np.sqrt(expected)).all()
 
 
+@pytest.mark.parametrize("scale", [0.001, 1.0, 1000.0])
+def test_the_smallest_and_the_largest_random_number_pick_the_first_and_the_last_of_a_group(scale):
+    """Of those with a weight: a number of 0 picks nobody without, and none reaches the next group."""
+    selector = GroupedSelector(0, 6, 2)
+    weight = scale * np.array([0.0, 0.7, 0.1, 3e-14, 3e-14, 0.0])
+    assert selector._draw(weight, np.zeros(2)).tolist() == [1, 3]
+    assert selector._draw(weight, np.full(2, 1 - 2**-53)).tolist() == [2, 4]
+
+
 def test_counts_are_kept_by_position_in_the_cycle():
     selector = GroupedSelector(0, 6, 3, epsilon=1.0)
     for r in range(3):
