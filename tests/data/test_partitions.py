@@ -183,6 +183,18 @@ def test_as_many_clients_as_samples_and_the_largest_possible_minimum():
     assert np.bincount(partition("shards", LABELS[:21], 7, 0, shards=3)).tolist() == [3] * 7
 
 
+def test_options_are_called_as_they_are_written():
+    with pytest.raises(SettingError, match="^alpha must be > 0, got -1"):
+        partition("dirichlet", LABELS, 20, 0, alpha=-1.0)
+    with pytest.raises(SettingError, match="^unknown option of dirichlet 'alhpa': did you mean 'alpha'"):
+        partition("dirichlet", LABELS, 20, 0, alhpa=1.0)
+
+
+def test_samples_without_owners_have_no_natural_partition():
+    with pytest.raises(SettingError, match="partition 'natural' needs samples with owners: this dataset has none"):
+        partition("natural", LABELS, 20, 0)
+
+
 def test_options_and_their_defaults():
     found = {name: options(PARTITIONS.get(name)) for name, _ in PARTITIONS}
     assert found == {
