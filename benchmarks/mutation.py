@@ -157,7 +157,7 @@ def mutated(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield node, code(node, attr=NAMES[name])
         case ast.Call(args=args, keywords=keywords):
             for place, word in enumerate(keywords):
-                if word.arg not in (None, "device"):  # without a GPU there is one device only
+                if word.arg not in (None, "strict", "device"):  # without a GPU there is one device only
                     yield node, code(node, keywords=[*keywords[:place], *keywords[place + 1 :]])
             starred = any(isinstance(argument, ast.Starred) for argument in args)
             if len(args) == 2 and not starred and ast.unparse(node.func).split(".")[-1] not in SYMMETRIC:

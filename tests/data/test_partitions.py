@@ -184,9 +184,9 @@ def test_as_many_clients_as_samples_and_the_largest_possible_minimum():
 
 
 def test_options_are_called_as_they_are_written():
-    with pytest.raises(SettingError, match="^alpha must be > 0, got -1"):
+    with pytest.raises(SettingError, match=r"^alpha must be > 0, got -1"):
         partition("dirichlet", LABELS, 20, 0, alpha=-1.0)
-    with pytest.raises(SettingError, match="^unknown option of dirichlet 'alhpa': did you mean 'alpha'"):
+    with pytest.raises(SettingError, match=r"^unknown option of dirichlet 'alhpa': did you mean 'alpha'"):
         partition("dirichlet", LABELS, 20, 0, alhpa=1.0)
 
 
