@@ -109,7 +109,6 @@ COMMON = {
     "lr": 0.01,
     "lr_schedule": "constant",
     "weight_decay": 0.0,
-    "evaluate_every": 10,
 }
 MOMENTUM = {"lab": 0.5, "paper": 0.9}
 NET = {

@@ -226,6 +226,8 @@ def test_annotations_that_only_a_type_checker_reads_hide_no_option():
     ],
 )
 def test_what_a_newcomer_writes_first_gets_a_hint(given, message):
+    with pytest.raises(SettingError, match=message):
+        resolve(given)
 
 
 def custom(**more):

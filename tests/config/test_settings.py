@@ -98,7 +98,7 @@ def test_the_defaults():
         "selector": "",
         "seed": 0,
         "data_seed": None,
-        "evaluate_every": 10,
+        "evaluate_every": None,
         "evaluate": [],
         "per_client": False,
         "engine": "auto",

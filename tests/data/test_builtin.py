@@ -155,9 +155,11 @@ def test_names_of_the_classes(small):
         cifar100(data_dir=small, labels="rough")
 
 
-def test_the_digits_are_normalized_by_their_own_constants():
-    normalize = digits().train.normalize
-    assert (normalize.scale, normalize.mean, normalize.std) == (16.0, (0.3053,), (0.3761,))
+def test_the_digits_are_normalized_by_their_training_images():
+    train = digits().train
+    pixels = train.x.double() / 16
+    wanted = (16.0, (round(float(pixels.mean()), 4),), (round(float(pixels.std(unbiased=False)), 4),))
+    assert (train.normalize.scale, train.normalize.mean, train.normalize.std) == wanted == (16.0, (0.3047,), (0.3761,))
 
 
 def test_writers_with_few_samples_are_left_out(small):
@@ -196,7 +198,7 @@ def test_what_has_no_effect_on_writers_is_refused(small):
             fedcat.run(**words, **given)
     with pytest.raises(SettingError, match=r"clients must be 4, the number of owners in 'femnist'.* got 9"):
         fedcat.run(**words, clients=9)
-    with pytest.raises(SettingError, match=r"min_samples must be at most 1., the size of the smallest owner"):
+    with pytest.raises(SettingError, match=r"min_samples must be at most 19, the samples of the largest owner"):
         fedcat.run(**words, min_samples=100)
 
 

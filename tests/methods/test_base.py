@@ -407,5 +407,5 @@ def test_a_plain_method_gives_no_advice_and_leaves_no_work():
     sim = simulate(FedAvg, FED, layout_of(small_net()))
     row = sim.method.row
     sim.method.close()
-    assert (sim.method.advice(10), sim.method.work(), sim.method.row is row) == ([], None, True)
+    assert (sim.method.advice(10, 10), sim.method.work(), sim.method.row is row) == ([], None, True)
     assert list(sim.method.models("mean")) == ["global"]

@@ -338,7 +338,7 @@ def test_a_client_that_is_met_again_in_a_later_slot_has_a_later_visit():
         def state(self):
             return {}
 
-    method = FedCat(replace(context(k=3), selector=Same()))
+    method = FedCat(replace(context(k=3), selector=Same()), grouping=False)
     found = [[(hop.client, hop.visit) for hop in hops] for hops in walked(method, 3)]
     assert found == [[(4, 0), (2, 0), (4, 1)], [(2, 0), (4, 1), (4, 0)], [(4, 1), (4, 0), (2, 0)]]
 
@@ -424,9 +424,9 @@ def test_a_lambda_that_makes_no_whole_rounds_is_refused(lambda_):
 
 
 def test_advice_without_concatenation_is_never_needed():
-    assert FedCat(context(k=3), concatenation=False).advice(5) == []
-    assert FedCat(context(k=1)).advice(5) == []
-    assert "after 1 of its 3 rounds" in FedCat(context(k=3)).advice(4)[0]
+    assert FedCat(context(k=3), concatenation=False).advice(5, 1) == []
+    assert FedCat(context(k=1)).advice(5, 1) == []
+    assert "after 1 of its 3 rounds" in FedCat(context(k=3)).advice(4, 3)[0]
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])

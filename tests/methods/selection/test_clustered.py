@@ -247,7 +247,7 @@ def test_the_largest_number_of_clients_is_taken_and_from_3000_on_there_is_advice
     layout = layout_of(small_net())
     for clients, notes in ((2_999, 0), (3_000, 1)):
         context = Context(0, layout, layout.pack(layout.net), np.ones(clients, np.int64), 5, 1, lambda round: 0.1)
-        assert len(CluSamp(context).advice(10)) == notes
+        assert len(CluSamp(context).advice(10, 10)) == notes
 
 
 def test_only_parameters_are_compared():
