@@ -50,6 +50,8 @@ FIRST = {
     "methods/rounds.py": "methods/test_fedavg.py methods/test_related_methods.py",
     "methods/selection/base.py": "methods/selection/test_grouped.py",
     "protocol/hop.py": "protocol",
+    "runs/progress.py": "runs/test_simulation.py runs/test_runner.py",
+    "runs/summary.py": "runs/test_folder.py runs/test_runner.py",
 }
 """Tests of files whose name no test file bears."""
 WIDER = {
@@ -59,6 +61,7 @@ WIDER = {
     "engines": "engines/test_agreement.py methods/test_fedavg.py",
     "methods": "methods/test_every_method.py methods/test_base.py",
     "protocol": "protocol runs/test_simulation.py",
+    "runs": "runs",
 }
 """Tests of a package that are run for what the tests of the file itself let pass."""
 
