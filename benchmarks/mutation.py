@@ -36,6 +36,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 FIRST = {
+    "config/presets/__init__.py": "config/test_presets.py",
     "config/toml.py": "config/test_settings.py",
     "data/dataset.py": "data/test_federation.py data/test_builtin.py",
     "data/pool.py": "data/test_federation.py",

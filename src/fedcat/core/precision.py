@@ -40,17 +40,17 @@ def precision_context(precision: str = "fp32") -> Iterator[None]:
 
 
 @contextmanager
-def plain_attention(device: torch.device | None = None) -> Iterator[None]:
-    """Compute attention as single operations: what PyTorch fuses in evaluation mode has no gradient and no batching.
+def plain_attention() -> Iterator[None]:
+    """Compute attention as single operations, which can be counted and which `torch.vmap` can batch.
 
-    On a CPU, and where no device is named, scaled dot products are single operations too: on a CPU `torch.vmap` cannot
-    batch them, and nowhere are their operations counted.
+    What PyTorch fuses in evaluation mode has no gradient. Fused scaled dot products are batched slowly on a CPU, and
+    their gradient fails on a GPU if the batched memory is not aligned.
     """
     mha = torch.backends.mha
     before = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH) if device is None or device.type == "cpu" else nullcontext():
+        with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         mha.set_fastpath_enabled(before)

@@ -39,7 +39,7 @@ def evaluate_stacked(
 
     right = torch.zeros(len(rows), dtype=torch.int64, device=stacked.device)
     loss = torch.zeros(len(rows), dtype=torch.float64, device=stacked.device)
-    with torch.no_grad(), precision_context(), plain_attention(layout.device):
+    with torch.no_grad(), precision_context(), plain_attention():
         for part in torch.split(where, max(100, SAMPLES // len(rows))):
             y = pool.y[part].expand(len(rows), -1)
             out = vmap(logits, in_dims=(0, 0, None))(parameters, buffers, pool.inputs(part, layout.dtype))

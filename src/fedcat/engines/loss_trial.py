@@ -30,7 +30,7 @@ def check_loss(job: Job) -> None:
     Nets that mix samples are not tested: their batches are never padded.
     """
     trial = _Trial(job)
-    with precision_context(), plain_attention(job[1].start.device):
+    with precision_context(), plain_attention():
         trial.check_alone()
         try:
             apart = trial.distance(torch.float64)

@@ -255,7 +255,7 @@ class _Launch:
         }
         with (
             bf16_autocast_vmap(self.precision),
-            plain_attention(self.device),
+            plain_attention(),
             unchanged(self.rule, "loss", *loss_inputs.values()),
         ):
             losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, 0 if padded else None, 0))(

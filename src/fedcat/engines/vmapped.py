@@ -72,7 +72,7 @@ class Vmapped:
         with (
             torch.enable_grad(),
             bf16_autocast_vmap(self.precision),
-            plain_attention(rows.p.device),
+            plain_attention(),
             unchanged(self.rule, "loss", *loss_inputs.values()),
         ):
             losses, after = vmap(self._loss)(leaves, buffers, x, y, mask, loss_inputs)

@@ -84,6 +84,6 @@ def vmapped_gradients(layout: Layout, pool: Pool, rows: Tensor, index: Tensor) -
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(layout.bind(parameters, buffers).logits(x), y)
 
-    with plain_attention(layout.device):
+    with plain_attention():
         losses = vmap(loss)(leaves, layout.buffer_views(rows[:, size:]), x, y)
     return torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)

@@ -178,7 +178,7 @@ def _results(
             return net.logits(x), net.buffers
 
         if stacked:
-            with plain_attention(x.device):
+            with plain_attention():
                 logits, after = vmap(run)(leaves, buffers, x.expand(len(rows), *x.shape))
         else:
             single = {n: channels_last(v[0]) if n in turned else v[0] for n, v in leaves.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -137,11 +138,18 @@ class RunFolder:
 
         The file is open only meanwhile: a comparison may have more runs than a process may have open files.
         """
-        with (self.path / name).open("r+b" if end else "wb") as file:
-            file.seek(end)
-            file.truncate()
-            file.write(text.encode())
-            return file.tell()
+        content = text.encode()
+        binary = getattr(os, "O_BINARY", 0)  # Windows
+        file = os.open(self.path / name, os.O_WRONLY | binary | (0 if end else os.O_CREAT), 0o666)
+        try:
+            os.ftruncate(file, end)
+            os.lseek(file, end, os.SEEK_SET)
+            while content:
+                written = os.write(file, content)
+                end, content = end + written, content[written:]
+        finally:
+            os.close(file)
+        return end
 
     @contextmanager
     def _noting_trouble(self) -> Iterator[None]:
