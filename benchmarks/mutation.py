@@ -294,7 +294,9 @@ def main() -> None:
         for done in as_completed([pool.submit(tried, m, selections[m.file], given.limit) for m in todo]):
             results.append(done.result())
             if given.out is not None:
-                given.out.write_text(json.dumps(results, indent=1) + "\n")
+                whole = given.out.with_suffix(".part")  # a kill in the middle of a write must not lose the others
+                whole.write_text(json.dumps(results, indent=1) + "\n")
+                whole.replace(given.out)
             if results[-1]["found"] == "survived":
                 print("survived: {file}:{line}: {what}".format(**results[-1]), flush=True)
     totals = Counter(result["file"] for result in results)

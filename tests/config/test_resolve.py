@@ -424,3 +424,43 @@ def test_a_preset_that_agrees_with_the_file_overrides_nothing():
     ):
         found = resolve(given, SettingsFile("f", as_layer(stored)), load)
         assert (found.settings.momentum, found.settings.preset, found.notes) == (0.5, "lab", notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epochs", 3), ("batch_size", 7), ("lr", 0.5), ("momentum", 0.1), ("weight_decay", 0.01), ("clip", 2.0)],
+)
+def test_settings_of_local_training_may_stand_in_a_methods_table(name, value):
+    found = resolve({"method": "scaffold", "options": {"scaffold": {name: value}, "fedavg": {name: value}}}).settings
+    assert getattr(found, name) == value
+    assert name not in found.options["scaffold"]
+    other = resolve({"method": "fedprox", "options": {"scaffold": {name: value}}}).settings
+    assert getattr(other, name) == getattr(resolve({}).settings, name)
+
+
+def test_other_settings_may_not():
+    with pytest.raises(SettingError, match="unknown option of scaffold 'rounds'"):
+        resolve({"method": "scaffold", "options": {"scaffold": {"rounds": 3}}})
+
+
+@pytest.mark.parametrize("name", ["how", "labels", "clients", "partition", "seed", "min_samples", "tries"])
+def test_no_option_of_a_partition_is_called_like_a_parameter_of_partition(name):
+    namespace = {}
+    exec(f"def odd(labels_, clients_, rng, *, {name}=1): return None", namespace)
+    with pytest.raises(SettingError, match=f"partition '<odd>' must not have an option called '{name}'"):
+        resolve({"partition": namespace["odd"]})
+
+
+def test_a_hint_at_a_setting_names_its_flag():
+    with pytest.raises(SettingError, match=r"is a setting, not an option: use --weight-decay, in Python weight"):
+        resolve({"method_options": {"weight_decay": 0.1}})
+
+
+def test_an_object_of_no_known_kind_gets_no_hint():
+    with pytest.raises(SettingError, match=r"got an object of type object$"):
+        resolve({"dataset": object()})
+
+
+def test_a_table_of_options_needs_names():
+    with pytest.raises(SettingError, match="options must have strings as keys, got 3"):
+        resolve({"options": {3: {}}})

@@ -257,3 +257,10 @@ def test_a_method_with_its_own_server_optimizer_takes_its_options_but_no_other()
     assert notes == []
     notes = variants(["fedavgm", "fedavg"], {}, {"server_optimizer": "adam"}, SettingsFile())[2]
     assert notes == ["server_optimizer not used by fedavgm, see `fedcat methods`"]
+
+
+def test_options_of_a_method_can_stand_beside_a_sweep_of_something_else():
+    assert labels(["fedprox"], {"lr": [0.1, 0.2]}, options={"fedprox": {"mu": 0.3}}) == [
+        "fedprox lr=0.1",
+        "fedprox lr=0.2",
+    ]

@@ -21,6 +21,7 @@ from fedcat.methods.base import Context, Outstanding, ServerWork, run_server_wor
 from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.rounds import RoundMethod
 from fedcat.methods.selection import FunctionSelector
+from fedcat.methods.server_optimizer import Mean
 from fedcat.models.nets import NETS
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import LocalRule
@@ -409,3 +410,15 @@ def test_a_plain_method_gives_no_advice_and_leaves_no_work():
     sim.method.close()
     assert (sim.method.advice(10, 10), sim.method.work(), sim.method.row is row) == ([], None, True)
     assert list(sim.method.models("mean")) == ["global"]
+
+
+def test_the_server_optimizer_moves_the_parameters_and_leaves_the_buffers():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3), nn.Linear(3, 10))
+    layout = layout_of(net)
+    method = simulate(FedAvg, federation([4] * 6), layout, server_optimizer=Mean(0.5)).method
+    size = layout.parameter_size
+    row, mean = torch.zeros(layout.size).double(), torch.arange(layout.size).double()
+    moved = method.step(row, mean)
+    assert layout.size > size
+    assert torch.equal(moved[:size], mean[:size] / 2)
+    assert torch.equal(moved[size:], mean[size:])

@@ -448,3 +448,23 @@ def test_a_run_of_which_nothing_could_be_written_starts_with_its_columns_later(t
     monkeypatch.setattr(RunFolder, "_put", whole)
     assert folder.add({"round": 1}, [Entry(0, 3, 10, 20)])
     assert (folder.path / "traffic.csv").read_text() == "round,client,down,up\n1,3,10,20\n"
+
+
+def test_each_clients_accuracy_is_written_only_if_it_is_asked_for(tmp_path):
+    for name, per_client in (("a", False), ("b", True)):
+        result = fedcat.run(method="fedavg", out=tmp_path / name, per_client=per_client, **SHORT)
+        assert (tmp_path / name / "clients.json").exists() == per_client == ("clients" in result.summary)
+
+
+def test_names_of_directories_have_no_separators(tmp_path):
+    assert reserve("mine:Method-a/b", tmp_path).name == "mine-Method-a-b-1"
+
+
+def test_three_seeds_unless_another_number_is_asked_for():
+    assert fedcat.Comparison(["fedavg"], **SHORT).seeds == [0, 1, 2]
+
+
+def test_a_method_sees_one_blank_input():
+    (run,) = prepared(1)
+    assert run.simulation.method.context.blank.shape == (1, 1, 8, 8)
+    assert torch.count_nonzero(run.simulation.method.context.blank) == 0

@@ -182,3 +182,20 @@ def test_the_bar_waits_for_the_run_that_is_furthest_behind():
         for position, round in ((0, 1), (2, 1), (0, 2), (1, 1), (1, 2)):
             watcher(position, Record(round, 0.5, 1.0, 0, 0, 0.0, [], None))
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/2", "2/2"]
+
+
+def test_a_cycle_that_the_last_round_cuts_short_is_aggregated():
+    sim = simulate(FedCat, FED, LAYOUT, rounds=2, k=3)
+    start = sim.method.row
+    sim.run()
+    assert not torch.equal(sim.method.row, start)
+    assert sim.history[-1].accuracy == sim.score()
+
+
+def test_a_round_that_is_due_is_evaluated_once(monkeypatch):
+    sim = simulate(FedAvg, FED, LAYOUT, rounds=4, k=3, evaluate_every=2)
+    calls = []
+    whole = sim.engine.evaluate
+    monkeypatch.setattr(sim.engine, "evaluate", lambda *given: (calls.append(len(sim.history)), whole(*given))[1])
+    sim.run()
+    assert calls == [1, 3]

@@ -81,7 +81,7 @@ def _without_strangers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     replaced = {setting for setting in REGISTRIES if setting in given and module_of(stored.get(setting)) is not None}
     for setting, registry in REGISTRIES.items():
         name = stored.get(setting)
-        if setting in replaced or not isinstance(name, str) or name in registry or module_of(name) is None:
+        if setting in replaced or not isinstance(name, str) or module_of(name) is None:
             continue
         if module_of(name) not in named or import_path(registry.get(name)) != name:
             raise untrusted(setting, name, "name it yourself, or trust the file: --trust, in Python trust=True")

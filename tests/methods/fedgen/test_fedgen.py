@@ -194,3 +194,32 @@ def test_the_generators_learning_rate_decays_and_each_round_has_its_own_random_s
 def test_a_net_without_parts_is_told_what_is_missing():
     with pytest.raises(SettingError, match="has no part 'features'"):
         simulate(FedGen, FED, layout_of(small_net()))
+
+
+def test_a_net_with_buffers_has_its_features_too():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU())
+            self.head = nn.Linear(6, 10)
+
+        def forward(self, x):
+            return self.head(self.features(x))
+
+    sim = simulate(FedGen, federation([6] * 6), layout_of(Net(), torch.float32), options=SMALL, rounds=2, k=3)
+    sim.run()
+    assert sim.method.rule.generator.latent == 6
+    assert torch.isfinite(sim.method.row).all()
+
+
+@pytest.mark.parametrize("name", ["hidden", "noise", "generator_batch"])
+def test_a_size_that_cannot_be_is_named(name):
+    with pytest.raises(SettingError, match=f"^{name} must be at least"):
+        simulate(FedGen, FED, layout_of(digits_net()), options={name: 0})
+
+
+@pytest.mark.parametrize("name", ["a", "b", "teacher", "diversity", "local_steps", "generator_steps", "generator_lr"])
+def test_a_negative_weight_or_count_is_named(name):
+    value = -1 if name.endswith("steps") else -1.0
+    with pytest.raises(SettingError, match=f"^{name} must be at least 0, got -1"):
+        simulate(FedGen, FED, layout_of(digits_net()), options={name: value})
