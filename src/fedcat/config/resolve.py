@@ -6,7 +6,7 @@ or in Python. A preset lies directly below the layer that names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,31 +22,32 @@ from fedcat.config.layers import (
     overlay,
 )
 from fedcat.config.presets import preset
+from fedcat.config.resolve_data import (
+    GIVEN,
+    Loader,
+    check_not_file,
+    check_registered,
+    left_out,
+    load_data,
+    of_federation,
+    over_defaults,
+    partition_options,
+    stale_partition_options,
+)
 from fedcat.config.schedules import USED_BY
 from fedcat.config.settings import Settings
 from fedcat.core.device import find_device
 from fedcat.core.errors import DataError, SettingError, unknown_name
 from fedcat.core.options import Typed, check_options, options, storable_options
 from fedcat.core.registry import import_path, label_of
-from fedcat.core.text import plural
-from fedcat.data.dataset import DATASETS, NATURAL, RESERVED, Dataset, dataset_arguments, make_dataset
+from fedcat.data.dataset import Dataset, make_dataset
 from fedcat.data.federation import Federation
 from fedcat.data.files.locations import expand_user
-from fedcat.data.partitions import PARTITIONS
 from fedcat.methods import METHODS, declared
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 
-GIVEN = "given"
-"""The partition of a federation that the user divided."""
-
 TRAINING = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
 """Settings of local training that a method's table of options may hold, for this method alone."""
-
-RESERVED_PARTITION = {"how", "labels", "clients", "partition", "seed", "min_samples", "tries"}
-"""Names that an option of a partition cannot have."""
-
-Loader = Callable[[Any, str, Mapping[str, Any]], "Dataset | Federation"]
-"""Makes a dataset: (factory, name, arguments)."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,14 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     layered, notes = _layered(upper, lower)
     objects = {name: layered[name] for name in REGISTRIES if not isinstance(layered.get(name), PLAIN)}
     named = {**layered, **{name: import_path(part) or f"<{label_of(part)}>" for name, part in objects.items()}}
-    _check_before_loading(named, objects, _stale_partition_options(upper, lower.layer, named))
-    data, named["dataset_options"] = _load(named, objects, load)
+    _check_before_loading(named, objects, stale_partition_options(upper, lower.layer, named))
+    data, named["dataset_options"] = load_data(_part("dataset", named, objects), named, load)
     explicit = {**lower.layer, **upper}
-    complete = _over_defaults(data, named, explicit) if isinstance(data, Dataset) else _of_federation(data, named)
+    complete = over_defaults(data, named, explicit) if isinstance(data, Dataset) else of_federation(data, named)
     complete["options"] = _method_tables(complete, objects)
     complete.pop("method_options", None)
     parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
-    stale = _stale_partition_options(upper, lower.layer, named, complete)
+    stale = stale_partition_options(upper, lower.layer, named, complete)
     settings = Settings.checked({**complete, **_complete_tables(complete, parts, stale)})
     unused = [option for option in upper.get("partition_options", {}) if option not in settings.partition_options]
     notes += [f"{option} has no effect with the partition {settings.partition!r}" for option in unused]
@@ -108,7 +109,7 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     typed = {n for n, table in tables.items() if any(isinstance(value, Typed) for value in table.values())}
     others = sorted(typed - {settings.method, label_of(parts["method"])})
     notes += [f"options of {name} have no effect on {settings.method}" for name in others]
-    if isinstance(data, Dataset) and (left := _left_out(data, settings)):
+    if isinstance(data, Dataset) and (left := left_out(data, settings)):
         notes.append(left)
     return Resolved(settings, parts, data, tuple(notes))
 
@@ -168,14 +169,6 @@ def _part(setting: str, values: Mapping[str, Any], objects: Mapping[str, Any]) -
     return None if name in ("", None, GIVEN) else REGISTRIES[setting].get(name)
 
 
-def _left_out(data: Dataset, settings: Settings) -> str:
-    """Return a note on the owners that hold too few samples to take part, or an empty string."""
-    if settings.partition != NATURAL or data.owner is None:
-        return ""
-    few = int(data.owner.max()) + 1 - settings.clients
-    return f"left out: {plural(few, 'owner')} with fewer than min_samples = {settings.min_samples}" if few else ""
-
-
 def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     """Return the tables of methods' options; a user's own class may be called by its bare name there."""
     tables, direct = named.get("options", {}), named.get("method_options", {})
@@ -202,98 +195,19 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
 
 def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], stale: set[str]) -> None:
     """Raise an error for what is wrong whatever the data is, before any of it is loaded or downloaded."""
-    _check_not_file(named.get("dataset"))
+    check_not_file(named.get("dataset"))
     late = {"method_options", *(() if "clients" in named else ("per_round",))}
     known = Settings.checked({name: value for name, value in named.items() if name not in late})
     parts = {name: _part(name, named, objects) for name in REGISTRIES}
     tables = _method_tables(named, objects)
     check_options("method", known.method, parts["method"], tables.get(known.method, {}))
     if "partition" in named and parts["partition"] is not None:
-        _partition_options(known.partition, parts["partition"], known.partition_options, stale)
+        partition_options(known.partition, parts["partition"], known.partition_options, stale)
     else:
-        _check_registered(known.partition_options)
+        check_registered(known.partition_options)
     find_device(known.device)
     if known.data_dir and not expand_user(known.data_dir).is_dir():
         raise DataError(f"data_dir must be an existing directory, got {known.data_dir!r}")
-
-
-def _check_not_file(dataset: object) -> None:
-    """Raise an error with the right dataset if a file or directory was named instead of one."""
-    if not isinstance(dataset, str) or dataset in DATASETS or ":" in dataset:
-        return
-    kind = "npz" if dataset.endswith(".npz") else "folder" if expand_user(dataset).is_dir() else ""
-    if kind:
-        raise SettingError(
-            f"dataset {dataset!r} is a path: choose the dataset {kind} with the option path={dataset} "
-            f'(-d path={dataset}; in Python dataset_options={{"path": "{dataset}"}})'
-        )
-
-
-def _load(named: Mapping[str, Any], objects: Mapping[str, Any], load: Loader) -> tuple[Any, dict[str, Any]]:
-    """Return the data, and the dataset's options with their defaults."""
-    factory, given = _part("dataset", named, objects), named.get("dataset_options", {})
-    if isinstance(factory, (Dataset, Federation)):
-        if given:
-            raise SettingError(f"dataset_options cannot be set: {factory.name!r} is a dataset already, got {given!r}")
-        return factory, {}
-    if not callable(factory):
-        raise SettingError(
-            "dataset must be a name, a Dataset, a Federation or a function, got an object of type "
-            f"{type(factory).__name__}{_dataset_hint(factory)}"
-        )
-    name = named.get("dataset", Settings.dataset)
-    known = Settings.checked({key: named[key] for key in ("data_dir", "seed", "data_seed") if key in named})
-    place = str(expand_user(known.data_dir).absolute()) if known.data_dir else ""
-    ready = dataset_arguments(factory, name, data_dir=place, seed=known.partition_seed, given=given)
-    defaults = {key: value for key, value in storable_options(factory).items() if key not in RESERVED}
-    return load(factory, name, ready), {**defaults, **check_options("dataset", name, factory, given)}
-
-
-def _dataset_hint(data: object) -> str:
-    """Return how to make a dataset of what a user has."""
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return ": make a dataset of arrays with fedcat.Dataset.from_arrays(x, y)"
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return ": make a dataset of a PyTorch dataset with fedcat.Dataset.from_torch(dataset)"
-    return ""
-
-
-def _over_defaults(data: Dataset, named: Mapping[str, Any], explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings over the dataset's defaults; `explicit` are those of the file and above."""
-    complete = overlay(as_layer(data.defaults), named)
-    if complete.get("partition") == NATURAL and data.owner is not None and "clients" not in named:
-        least = complete.get("min_samples", Settings.min_samples)
-        owners = data.owners_with(least) if isinstance(least, int) else ()
-        complete["clients"] = len(owners) or int(data.owner.max()) + 1
-    if complete.get("partition") == GIVEN:
-        raise SettingError(f"partition {GIVEN!r} needs a federation that is divided already: {data.name!r} is not")
-    asked = list(explicit.get("partition_options", {}))
-    if asked and complete.get("partition") == NATURAL and "partition" not in explicit:
-        raise SettingError(
-            f"{asked[0]} has no effect on {data.name!r}, whose clients are the owners of its samples: "
-            "choose a partition that takes it, such as dirichlet, or leave it out"
-        )
-    return complete
-
-
-def _of_federation(data: Federation, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings for data that the user divided."""
-    fixed = [*named.get("partition_options", {}), *(n for n in ("partition", "min_samples", "data_seed") if n in named)]
-    if fixed and named.get("partition") != GIVEN:
-        raise SettingError(f"{fixed[0]} cannot be set: the federation {data.name!r} is already divided over clients")
-    if named.get("clients", data.clients) != data.clients:
-        raise SettingError(f"clients must be {data.clients} as in the federation, got {named['clients']}")
-    return {"min_samples": int(data.sizes.min()), **named, "clients": data.clients, "partition": GIVEN}
-
-
-def _stale_partition_options(*layers: Mapping[str, Any]) -> set[str]:
-    """Return the partition's options that only layers below the one that names the partition set."""
-    current: set[str] = set()
-    for layer in layers:
-        current |= layer.get("partition_options", {}).keys()
-        if "partition" in layer:
-            break
-    return set(layers[-1].get("partition_options", {})) - current
 
 
 def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stale: set[str]) -> dict[str, Any]:
@@ -301,7 +215,7 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stal
     found: dict[str, Any] = {"partition_options": {}}
     if parts["partition"] is not None:
         name, given = complete.get("partition", Settings.partition), complete.get("partition_options", {})
-        found["partition_options"] = _partition_options(name, parts["partition"], given, stale)
+        found["partition_options"] = partition_options(name, parts["partition"], given, stale)
     method = complete.get("method", Settings.method)
     tables = {
         name: {n: v.read() if isinstance(v, Typed) and name != method else v for n, v in table.items()}
@@ -321,24 +235,3 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stal
         found["server_options"] = check_options("server_optimizer", name, optimizer, given, prefix="server_")
     folder = str(complete.get("data_dir", ""))
     return {**found, "data_dir": str(expand_user(folder).absolute()) if folder else ""}
-
-
-def _partition_options(name: str, partition: Any, given: Mapping[str, Any], stale: set[str]) -> dict[str, Any]:
-    """Return all options of a partition; `stale` ones, and those that only other partitions take, are left out."""
-    taken = options(partition)
-    for option in RESERVED_PARTITION & taken.keys():
-        raise SettingError(f"partition {name!r} must not have an option called {option!r}, which is a setting")
-    foreign = {option: value for option, value in given.items() if option not in taken}
-    known = _check_registered(foreign)
-    kept = {option: value for option, value in given.items() if option not in foreign or option not in known | stale}
-    return {**storable_options(partition), **check_options("partition", name, partition, kept, prefix="")}
-
-
-def _check_registered(given: Mapping[str, Any]) -> set[str]:
-    """Check options that registered partitions take, and return their names."""
-    known: set[str] = set()
-    for part, _ in PARTITIONS:
-        factory = PARTITIONS.get(part)
-        theirs = {option: value for option, value in given.items() if option in options(factory)}
-        known |= check_options("partition", part, factory, theirs, prefix="").keys()
-    return known

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedcat import engines
 from fedcat.config.layers import SettingsFile
-from fedcat.config.resolve import GIVEN, Resolved, resolve
+from fedcat.config.resolve import Resolved, resolve
+from fedcat.config.resolve_data import GIVEN
 from fedcat.config.schedules import schedule
 from fedcat.config.settings import Settings
 from fedcat.core.device import find_device
