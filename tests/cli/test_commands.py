@@ -41,7 +41,7 @@ def test_run_shows_progress_and_writes_a_folder(fedcat_command, tmp_path):
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
     assert all("rounds/s" in line and "left" in line and "fedcat" in line for line in lines)
     assert "directory runs/fedcat-digits-1" in out
-    assert "note: FedCat aggregates every K = 2 rounds, of which rounds = 3 is not a multiple" in err
+    assert "note: FedCat aggregates every K = 2 rounds, and rounds = 3 is not a multiple of 2" in err
     assert (tmp_path / "runs" / "fedcat-digits-1" / "model.safetensors").exists()
     assert "runs/fedcat-digits-2" in fedcat_command("run", *SHORT)[1]
 

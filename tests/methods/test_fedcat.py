@@ -166,7 +166,7 @@ def test_a_client_that_is_named_twice_gets_two_orders_of_batches():
 def test_the_last_partial_cycle_is_aggregated_and_announced():
     sim = simulate(FedCat, federation([5] * 9), LAYOUT, rounds=5, k=3)
     assert sim.method.advice(5, 3) == [
-        "FedCat aggregates every K = 3 rounds, of which rounds = 5 is not a multiple: the last cycle is averaged after "
+        "FedCat aggregates every K = 3 rounds, and rounds = 5 is not a multiple of 3: the last cycle is averaged after "
         "2 of its 3 rounds"
     ]
     assert sim.method.advice(6, 6) == sim.method.advice(6, 100) == []

@@ -272,12 +272,12 @@ def test_notes_are_warnings_in_python(recwarn):
     fedcat.run(method="fedcat", lr_decay=0.1, **{**SHORT, "rounds": 3})
     told = [str(warning.message) for warning in recwarn]
     assert "lr_decay has no effect with lr_schedule 'constant'" in told
-    assert any("of which rounds = 3 is not a multiple" in text for text in told)
+    assert any("rounds = 3 is not a multiple of 2" in text for text in told)
     assert all(warning.filename == __file__ for warning in recwarn)
 
 
 def test_a_note_of_a_comparison_names_its_runs():
-    with pytest.warns(UserWarning, match=r"^fedcat: FedCat aggregates every K = 2 rounds, of which"):
+    with pytest.warns(UserWarning, match=r"^fedcat: FedCat aggregates every K = 2 rounds, and rounds = 3"):
         fedcat.compare(["fedavg", "fedcat"], 2, **{**SHORT, "rounds": 3})
 
 
