@@ -183,8 +183,8 @@ class FedCat(Method):
             )
         if rounds % k:
             notes.append(
-                f"FedCat aggregates every K = {k} rounds, and rounds = {rounds} is not a multiple of {k}: the last cycle is "
-                f"averaged after {rounds % k} of its {k} rounds"
+                f"FedCat aggregates every K = {k} rounds, and rounds = {rounds} is not a multiple of {k}: the last "
+                f"cycle is averaged after {rounds % k} of its {k} rounds"
             )
         return notes
 

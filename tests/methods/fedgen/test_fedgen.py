@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import digits_net, federation, layout_of, simulate, small_net
+from helpers import digits_net, federation, layout_of, philox, simulate, small_net
 from torch import nn
 from torch.nn import functional
 
@@ -223,3 +223,23 @@ def test_a_negative_weight_or_count_is_named(name):
     value = -1 if name.endswith("steps") else -1.0
     with pytest.raises(SettingError, match=f"^{name} must be at least 0, got -1"):
         simulate(FedGen, FED, layout_of(digits_net()), options={name: value})
+
+
+def test_the_generator_starts_and_trains_from_the_servers_own_streams():
+    """Purpose 9: the initial weights by client 1, the draws of a round's training by the round."""
+    layout = layout_of(digits_net(), torch.float32)
+    sim = simulate(FedGen, FED, layout, options=SMALL, rounds=3, k=3)
+    seed = sim.method.context.seed
+    with torch.random.fork_rng():
+        torch.manual_seed(int(philox(seed, 9, client=1).integers(2**63)))
+        assert torch.equal(sim.method.generator.row, sim.method.rule.generator.initial())
+    for round in range(2):
+        sim.absorb([reply for reply in sim.engine.train(sim.plan())])
+        work = sim.method.work()
+        labels, noise = work.draw()
+        rng = philox(seed, 9, round=round)
+        held = np.flatnonzero(work.shares.sum(0).numpy() > 0)
+        assert np.array_equal(labels.numpy(), rng.choice(held, size=(8, 6)))
+        assert np.array_equal(noise.numpy(), rng.random((8, 6, 5), dtype=np.float32))
+        run_server_work([work])
+        sim.record()
