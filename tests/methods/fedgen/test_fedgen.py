@@ -234,7 +234,7 @@ def test_the_generator_starts_and_trains_from_the_servers_own_streams():
         torch.manual_seed(int(philox(seed, 9, client=1).integers(2**63)))
         assert torch.equal(sim.method.generator.row, sim.method.rule.generator.initial())
     for round in range(2):
-        sim.absorb([reply for reply in sim.engine.train(sim.plan())])
+        sim.absorb(sim.engine.train(sim.plan()))
         work = sim.method.work()
         labels, noise = work.draw()
         rng = philox(seed, 9, round=round)
