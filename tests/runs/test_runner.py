@@ -432,6 +432,8 @@ def test_a_file_that_vanishes_is_told(tmp_path, name):
 
     (result,) = execute(prepared(1), [tmp_path / "run"], remove)
     assert "No such file" in result.unwritten
+    (note,) = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
+    assert note == f"the run is not completely written: {result.unwritten}" == result.summary["notes"][-1]
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedcat.core.errors import SettingError
@@ -98,9 +99,11 @@ def _result(run: PreparedRun, folder: RunFolder | None, stopped: BaseException |
     clients = simulation.client_accuracies() if run.settings.per_client and simulation.done else None
     rows = simulation.method.models() if simulation.wrong_row() is None else {}
     if folder is not None:
-        _write_rounds(run, folder)
-        folder.finish({name: model_tensors(layout, row) for name, row in rows.items()}, summary, clients)
-        summary["notes"] += [f"the run is not completely written: {folder.trouble}"] if folder.trouble else []
+        models = {name: model_tensors(layout, row) for name, row in rows.items()}
+        for write in (partial(_write_rounds, run, folder), partial(folder.finish, models, summary, clients)):
+            write()
+            note = f"the run is not completely written: {folder.trouble}"
+            summary["notes"] += [note] if folder.trouble and note not in summary["notes"] else []
     if clients is not None:
         summary["clients"] = clients
     return Result(
