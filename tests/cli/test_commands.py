@@ -306,13 +306,15 @@ def test_a_comparison_explains_its_columns_and_shows_paired_differences(fedcat_c
     code, out, _ = fedcat_command("compare", "--methods", "fedavg,scaffold", *words)
     assert code == 0
     assert "best: the largest of the accuracies on the test data" in out
-    assert "est. time: of one run; runs that train in one launch share its time by their steps" in out
-    lines = out[out.index("last five minus that of fedavg") :].splitlines()
+    assert "est. time: of one run, an estimate: runs that train together share the time by their steps" in out
+    lines = out[out.index("difference in last five to fedavg") :].splitlines()
     assert lines[1].split() == ["run", "mean", "seed", "0", "seed", "1"]
     stored = json.loads(Path("runs/compare-digits-1/comparison.json").read_text())
     by_seed = stored[1]["differences"]["last_five"]
     assert lines[3].split()[0] == "scaffold"
     assert lines[3].split()[-2:] == [f"{100 * value:+.2f}" for value in by_seed]
+    assert "clip" in out.splitlines()[1]
+    assert "(scaffold: clip 10)" in out
     clips = [
         tomllib.loads(Path(f"runs/compare-digits-1/{method}-seed0/settings.toml").read_text()).get("clip")
         for method in ("scaffold", "fedavg")

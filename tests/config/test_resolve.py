@@ -221,7 +221,7 @@ def test_annotations_that_only_a_type_checker_reads_hide_no_option():
         ({"labels": "fine"}, r"option of the dataset cifar100: pass dataset_options=\{\"labels\": 'fine'\}"),
         (
             {"dataset": ([1.0], [2])},
-            r"got an object of type tuple: make a dataset of arrays with .*from_arrays\(x, y\)",
+            r"got an object of type tuple: make a dataset of arrays with .*from_arrays\(x, y, test",
         ),
     ],
 )
@@ -343,7 +343,7 @@ def test_options_of_the_method_lie_over_its_table_and_other_tables_stay():
         ({"method_options": 5}, "method_options must be a table of options, got 5"),
         ({"options": {3: {}}}, "options must have strings as keys, got 3"),
         ({"options": {"fedcat": 3}}, "options of method 'fedcat' must be a table, got 3"),
-        ({"method": "fedavg", "server_options": {"tau": 1.0}}, "unknown option of mean 'server_tau'"),
+        ({"method": "fedavg", "server_options": {"tau": 1.0}}, "server_tau needs server_optimizer adam"),
         ({"method": "fedavg", "server_optimizer": "adam", "server_tau": 0}, "server_tau must be > 0, got 0"),
     ],
 )
@@ -464,3 +464,48 @@ def test_an_object_of_no_known_kind_gets_no_hint():
 def test_a_table_of_options_needs_names():
     with pytest.raises(SettingError, match="options must have strings as keys, got 3"):
         resolve({"options": {3: {}}})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "fedavg", "weighting": "equal"}, r"an option of the method fedavg: pass options=\{\"fedavg\":"),
+        ({"method": "fedcat", "mu": 1}, r"an option of the method fedprox and not of fedcat: pass"),
+        ({"options": {"clip": 10}}, r"clip is a setting, not an option: use --clip"),
+        (
+            {"method": "scaffold", "options": {"scaffold": {"clp": 1}}},
+            r"unknown option of scaffold 'clp': did you mean 'clip'",
+        ),
+        ({"learning_rate": 0.1}, r"unknown setting 'learning_rate': it is called 'lr' here"),
+        ({"K": 3}, r"it is called 'per_round' here"),
+        ({"server_momentum": 0.5}, r"server_momentum needs server_optimizer adam or momentum"),
+        ({"dataset": {"x": [1]}}, r"got a dictionary: make a dataset of arrays with fedcat\.Dataset\.from_arrays"),
+        ({"dataset": np.zeros(3)}, r"type ndarray: make a dataset of arrays with fedcat\.Dataset\.from_arrays"),
+    ],
+)
+def test_hints_name_what_was_meant(given, message):
+    with pytest.raises(SettingError, match=message):
+        resolve(given)
+
+
+def test_options_of_another_method_are_noted():
+    assert resolve({"method": "fedavg", "options": {"fedprox": {"mu": 1.0}}}).notes == (
+        "options of fedprox have no effect on fedavg",
+    )
+
+
+def test_the_path_of_a_dataset_is_kept_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("mine.npz", x=np.zeros((40, 2), np.float32), y=np.arange(40) % 2)
+    given = {"dataset": "npz", "dataset_options": {"path": "mine.npz"}, "net": "mlp", "clients": 4, "min_samples": 1}
+    assert resolve({**given, "partition": "iid"}).settings.dataset_options["path"] == str(tmp_path / "mine.npz")
+    with pytest.raises(DataError, match=r"min\.npz does not exist"):
+        resolve({**given, "dataset_options": {"path": "min.npz"}})
+
+
+def test_typed_options_of_other_methods_are_stored_in_their_types():
+    options = {"fedprox": {"mu": Typed("0.5")}, "scaffold": {"variant": Typed("plain")}}
+    found = resolve({"method": "fedavg", "options": options}).settings.options
+    assert found["fedprox"] == {"mu": 0.5}
+    assert type(found["fedprox"]["mu"]) is float
+    assert found["scaffold"] == {"variant": "plain"}

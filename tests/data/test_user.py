@@ -172,7 +172,8 @@ def test_what_is_no_npz_is_said(tmp_path, kind):
         with path.open("wb") as file:
             np.save(file, X)
     with pytest.raises(
-        DataError, match=r"mine\.npz (must hold x and y|cannot be read as an \.npz file|is not an \.npz file)"
+        DataError,
+        match=r"mine\.npz (must hold x and y|cannot be read as an \.npz file|does not exist|is not an \.npz file)",
     ):
         fedcat.load_dataset("npz", path=str(path))
 

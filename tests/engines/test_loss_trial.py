@@ -188,3 +188,17 @@ def test_hooks_that_get_the_hop_may_not_change_it(hook, engine):
 
     with pytest.raises(SettingError, match=rf"Changes\.{hook}: a rule changed one of its arguments in place"):
         run(Changes(), engine)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_what_a_client_knows_must_be_tensors(engine):
+    @dataclass(frozen=True)
+    class Arrays(LocalRule):
+        def local(self, task, client):
+            return {"counts": task.federation.class_counts[client]}
+
+        def loss(self, net, batch, inputs):
+            return super().loss(net, batch, inputs)
+
+    with pytest.raises(SettingError, match=r"Arrays\.local must return tensors, got ndarray for 'counts'"):
+        run(Arrays(), engine)

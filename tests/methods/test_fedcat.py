@@ -171,7 +171,7 @@ def test_the_last_partial_cycle_is_aggregated_and_announced():
     ]
     assert sim.method.advice(6, 6) == sim.method.advice(6, 100) == []
     (note,) = sim.method.advice(6, 4)
-    assert note.startswith("FedCat aggregates every K = 3 rounds; evaluations in between see the last aggregated model")
+    assert note.startswith("FedCat aggregates every K = 3 rounds; evaluations in between see the model of the last")
     copies = {}
 
     class Spy(type(sim.method)):

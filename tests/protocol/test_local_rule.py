@@ -119,6 +119,8 @@ def test_a_read_only_mapping_reads_as_a_dictionary_does():
     assert view["a"] is tensors["a"]
     assert "c" not in view
     assert view.get("c") is None
+    with pytest.raises(KeyError, match="there is no tensor 'c', only: a, b"):
+        view["c"]
 
 
 def test_the_mean_over_a_batch_leaves_out_padded_places():

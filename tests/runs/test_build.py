@@ -187,8 +187,14 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
         ({"method": "fedcat", "options": {"fedcat": {"epsilon": "x"}}}, "fedcat.epsilon must be a number, got 'x'"),
         ({"method": "fedcat", "options": {"fedcat": {"epsilom": 1}}}, "unknown option of fedcat 'epsilom'"),
         ({"method": "fedcat", "options": {"fedcat": {"grouping": 1}}}, "fedcat.grouping must be true or false, got 1"),
-        ({"method": "fedavg", "options": {"fedavg": {"mu": 1}}}, "unknown option of fedavg 'mu': available: weighting"),
-        ({"method": Bare, "options": {"Bare": {"mu": 1}}}, "method 'test_build:Bare' has no options, got 'mu'"),
+        (
+            {"method": "fedavg", "options": {"fedavg": {"mu": 1}}},
+            "option of fedavg 'mu': available: batch_size",
+        ),
+        (
+            {"method": Bare, "options": {"Bare": {"mu": 1}}},
+            "option of test_build:Bare 'mu': available",
+        ),
         ({"options": {"fedcat": 3}}, "options of method 'fedcat' must be a table, got 3"),
         ({"options": {"fedkat": {"epsilon": 0.1}}}, "unknown method in options 'fedkat': did you mean 'fedcat'"),
         ({"method": "os:getcwd"}, "method 'os:getcwd' must be a Method class"),
@@ -344,3 +350,8 @@ def test_a_fraction_that_is_given_beats_a_datasets_own_number_of_clients_a_round
     assert Builder().divide({"dataset": data, "partition": "iid", "min_samples": 1})[0].k == 5
     given = {"dataset": data, "partition": "iid", "min_samples": 1, "fraction": 0.2}
     assert Builder().divide(given)[0].k == 2
+
+
+def test_a_model_that_the_method_does_not_offer_is_refused():
+    with pytest.raises(SettingError, match="unknown model of method 'fedavg' to evaluate 'copies'"):
+        Builder().build({**SHORT, "method": "fedavg", "evaluate": ["copies"]})

@@ -54,14 +54,26 @@ def describe(settings: Sequence[Settings]) -> str:
         found = {words(one) for one in settings}
         return found.pop() if len(found) == 1 else ""
 
+    def each(words: Callable[[Settings], str]) -> str:
+        """Return what most methods share, and in brackets what others have instead, unless it is swept."""
+        found = {one.method: {words(other) for other in settings if other.method == one.method} for one in settings}
+        if any(len(texts) > 1 for texts in found.values()):
+            return ""
+        texts = {method: next(iter(those)) for method, those in found.items()}
+        usual = max(texts.values(), key=list(texts.values()).count)
+        other = [f"{method}: {text or 'none'}" for method, text in texts.items() if text != usual]
+        return usual + (f"{' ' if usual else ''}({', '.join(other)})" if other else "")
+
     parts = (
         same(lambda s: f"preset {s.preset}" if s.preset else ""),
         same(lambda s: f"net {s.net}"),
         same(lambda s: f"partition {describe_partition(s)}"),
         same(lambda s: f"{plural(s.k, 'client')} per round"),
-        same(lambda s: f"{plural(s.epochs, 'epoch')}; batch size {s.batch_size}"),
-        same(lambda s: f"lr {s.lr:g}"),
-        same(lambda s: f"momentum {s.momentum:g}"),
+        each(lambda s: plural(s.epochs, "epoch")),
+        each(lambda s: f"batch size {s.batch_size}"),
+        each(lambda s: f"lr {s.lr:g}"),
+        each(lambda s: f"momentum {s.momentum:g}"),
+        each(lambda s: "" if s.clip is None else f"clip {s.clip:g}"),
         same(lambda s: plural(s.rounds, "round")),
     )
     return "; ".join(filter(None, parts))
@@ -115,10 +127,11 @@ def show_comparison(console: Console, lines: Sequence[VariantResult]) -> None:
     say(
         console,
         "best: the largest of the accuracies on the test data, so it is optimistic; last five: mean of the last five "
-        "evaluations; traffic: of one run, and relative to FedAvg, with one model down and one up per hop",
+        "evaluations; traffic: of one run, and relative to FedAvg's: a model down and a model up each time a client "
+        "trains",
     )
     if lines[0].seconds_estimated:
-        say(console, "est. time: of one run; runs that train in one launch share its time by their steps")
+        say(console, "est. time: of one run, an estimate: runs that train together share the time by their steps")
     if len(lines) > 1:
         _show_differences(console, lines, pm)
 
@@ -134,7 +147,7 @@ def _show_differences(console: Console, lines: Sequence[VariantResult], pm: str)
     first, *others = lines
     seeds = [result.settings.seed for result in first.results]
     console.print()
-    say(console, f"last five minus that of {first.label} with the same seed, in percentage points")
+    say(console, f"difference in last five to {first.label} with the same seed, in percentage points")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run")
     headings = ["mean", *(f"seed {seed}" for seed in seeds[:MOST_SEEDS])] if len(seeds) > 1 else [f"seed {seeds[0]}"]

@@ -11,7 +11,7 @@ from fedcat.config.settings import Settings, value_type
 from fedcat.config.toml import read_toml
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, options, plain_values
-from fedcat.core.registry import Registry, import_path
+from fedcat.core.registry import Registry, import_path, label_of
 from fedcat.data.dataset import DATASETS, NATURAL
 from fedcat.data.partitions import PARTITIONS
 from fedcat.methods import METHODS
@@ -31,6 +31,19 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 RENAMED = {"devices": "clients", "per_device": "per_client", "server": "server_optimizer"}
 """Former names of settings."""
+
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "k": "per_round",
+    "clients_per_round": "per_round",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "local_epochs": "epochs",
+    "batch": "batch_size",
+    "model": "net",
+    "algorithm": "method",
+}
+"""Names that settings have in papers and in other simulators."""
 
 PLAIN = (str, int, float, list, dict, type(None))
 """Types of what a settings file can hold; anything else is an object."""
@@ -84,7 +97,10 @@ def _without_strangers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
         if setting in replaced or not isinstance(name, str) or module_of(name) is None:
             continue
         if module_of(name) not in named or import_path(registry.get(name)) != name:
-            raise untrusted(setting, name, "name it yourself, or trust the file: --trust, in Python trust=True")
+            flag = f"--{setting.replace('_', '-')} {name}"
+            raise untrusted(
+                setting, name, f"name it yourself ({flag}), or trust the file: --trust, in Python trust=True"
+            )
     return {name: value for name, value in stored.items() if name not in replaced}
 
 
@@ -115,7 +131,8 @@ def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) 
         if name == "options" and isinstance(value, Mapping):
             for option, entry in value.items():
                 if not isinstance(entry, Mapping):
-                    check_not_option(option, entry)
+                    check_not_option(option, entry, values.get("method"))
+                    check_not_setting(option)
         if name in known or name == "method_options":
             layer[name] = value.read(value_type(name)) if isinstance(value, Typed) else value
         elif name in nested:
@@ -124,26 +141,35 @@ def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) 
                 tables.setdefault(table, {})[option] = value
         else:
             check_renamed(name)
-            check_not_option(name, value)
+            check_not_option(name, value, values.get("method"))
             raise unknown_name("setting", name, known | nested.keys() | {"method_options"})
     return overlay(layer, tables)
 
 
 def check_renamed(name: str) -> None:
-    """Raise an error if a setting has another name now."""
+    """Raise an error if a setting has another name now, or is known by another name elsewhere."""
     if name in RENAMED:
         raise SettingError(f"setting {name!r} is now called {RENAMED[name]!r}")
+    if name.lower() in ELSEWHERE:
+        raise SettingError(f"unknown setting {name!r}: it is called {ELSEWHERE[name.lower()]!r} here")
 
 
-def check_not_option(name: str, value: object) -> None:
-    """Raise an error if a name that is no setting is an option of a registered method or dataset."""
+def check_not_option(name: object, value: object, method: object = None) -> None:
+    """Raise an error if a name that is no setting is an option of the method or of a registered method or dataset."""
     shown = repr(value.read() if isinstance(value, Typed) else value)
-    for kind, registry in (("method", METHODS), ("dataset", DATASETS)):
-        for part, _ in registry:
-            if name in options(registry.get(part)):
-                table = f'options={{"{part}": {{"{name}": {shown}}}}}'
-                right = table if kind == "method" else f'dataset_options={{"{name}": {shown}}}'
-                raise SettingError(f"{name!r} is not a setting but an option of the {kind} {part}: pass {right}")
+    chosen = Settings.method if method is None else method
+    takers = [part for part, _ in METHODS if name in options(METHODS.get(part))]
+    if takers:
+        mine = isinstance(chosen, str) and chosen in takers
+        part = chosen if mine else takers[0]
+        name_of = chosen if isinstance(chosen, str) else label_of(chosen)
+        other = "" if mine or method is None else f" and not of {name_of}"
+        right = f'options={{"{part}": {{"{name}": {shown}}}}}'
+        raise SettingError(f"{name!r} is not a setting but an option of the method {part}{other}: pass {right}")
+    for part, _ in DATASETS:
+        if name in options(DATASETS.get(part)):
+            right = f'dataset_options={{"{name}": {shown}}}'
+            raise SettingError(f"{name!r} is not a setting but an option of the dataset {part}: pass {right}")
 
 
 def check_not_setting(name: str) -> None:

@@ -105,9 +105,7 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
         raise SettingError(f"per_round {settings.k} and fraction {settings.fraction:g} are both set: leave one out")
     unused = [name for name in ("lr_decay", "lr_every") if name in upper and name not in USED_BY[settings.lr_schedule]]
     notes += [f"{name} has no effect with lr_schedule {settings.lr_schedule!r}" for name in unused]
-    tables = {n: table for n, table in upper.get("options", {}).items() if isinstance(table, Mapping)}
-    typed = {n for n, table in tables.items() if any(isinstance(value, Typed) for value in table.values())}
-    others = sorted(typed - {settings.method, label_of(parts["method"])})
+    others = sorted(set(upper.get("options", {})) - {settings.method, label_of(parts["method"])})
     notes += [f"options of {name} have no effect on {settings.method}" for name in others]
     if isinstance(data, Dataset) and (left := left_out(data, settings)):
         notes.append(left)
@@ -200,6 +198,10 @@ def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], 
     known = Settings.checked({name: value for name, value in named.items() if name not in late})
     parts = {name: _part(name, named, objects) for name in REGISTRIES}
     tables = _method_tables(named, objects)
+    taken = [*options(parts["method"]), *TRAINING]
+    for name in tables.get(known.method, {}):
+        if name not in taken and name not in named.get("method_options", {}):
+            raise unknown_name(f"option of {known.method}", f"{name}", taken)
     check_options("method", known.method, parts["method"], tables.get(known.method, {}))
     if "partition" in named and parts["partition"] is not None:
         partition_options(known.partition, parts["partition"], known.partition_options, stale)
@@ -231,7 +233,16 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stal
     given = complete.get("server_options", {})
     found["server_options"] = {n: v.read() if isinstance(v, Typed) else v for n, v in given.items()}
     if optimizer is not None:
+        _check_optimizer(given, optimizer)
         name = complete.get("server_optimizer") or default
         found["server_options"] = check_options("server_optimizer", name, optimizer, given, prefix="server_")
     folder = str(complete.get("data_dir", ""))
     return {**found, "data_dir": str(expand_user(folder).absolute()) if folder else ""}
+
+
+def _check_optimizer(given: Mapping[str, Any], optimizer: Any) -> None:
+    """Raise an error with the right server optimizer for an option that the chosen one does not have."""
+    for option in given.keys() - options(optimizer).keys():
+        takers = [part for part, _ in SERVER_OPTIMIZERS if option in options(SERVER_OPTIMIZERS.get(part))]
+        if takers:
+            raise SettingError(f"server_{option} needs server_optimizer {' or '.join(takers)}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
 from fedcat.config.layers import as_layer, overlay
 from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError
@@ -21,12 +24,16 @@ GIVEN = "given"
 RESERVED_PARTITION = {"how", "labels", "clients", "partition", "seed", "min_samples", "tries"}
 """Names that an option of a partition cannot have."""
 
+ARRAYS = ": make a dataset of arrays with fedcat.Dataset.from_arrays(x, y, test=(x_test, y_test))"
+
 Loader = Callable[[Any, str, Mapping[str, Any]], "Dataset | Federation"]
 """Makes a dataset: (factory, name, arguments)."""
 
 
 def check_not_file(dataset: object) -> None:
     """Raise an error with the right dataset if a file or directory was named instead of one."""
+    if isinstance(dataset, Mapping):
+        raise SettingError(f"dataset must be a name, a Dataset, a Federation or a function, got a dictionary{ARRAYS}")
     if not isinstance(dataset, str) or dataset in DATASETS or ":" in dataset:
         return
     kind = "npz" if dataset.endswith(".npz") else "folder" if expand_user(dataset).is_dir() else ""
@@ -39,7 +46,9 @@ def check_not_file(dataset: object) -> None:
 
 def load_data(factory: Any, named: Mapping[str, Any], load: Loader) -> tuple[Any, dict[str, Any]]:
     """Return the data, and the dataset's options with their defaults."""
-    given = named.get("dataset_options", {})
+    given = dict(named.get("dataset_options", {}))
+    if isinstance(given.get("path"), str) and expand_user(given["path"]).exists():
+        given["path"] = str(expand_user(given["path"]).absolute())  # a repeated run may start elsewhere
     if isinstance(factory, (Dataset, Federation)):
         if given:
             raise SettingError(f"dataset_options cannot be set: {factory.name!r} is a dataset already, got {given!r}")
@@ -59,8 +68,8 @@ def load_data(factory: Any, named: Mapping[str, Any], load: Loader) -> tuple[Any
 
 def _hint(data: object) -> str:
     """Return how to make a dataset of what a user has."""
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return ": make a dataset of arrays with fedcat.Dataset.from_arrays(x, y)"
+    if isinstance(data, (tuple, list, np.ndarray, torch.Tensor)):
+        return ARRAYS
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return ": make a dataset of a PyTorch dataset with fedcat.Dataset.from_torch(dataset)"
     return ""

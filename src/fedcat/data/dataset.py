@@ -170,6 +170,8 @@ class Dataset:
         class_names : sequence of str, optional
             Names of the classes.
         """
+        if test is not None and (not isinstance(test, (tuple, list)) or len(test) != 2):
+            raise SettingError(f"test must be a pair (x_test, y_test), got {type(test).__name__}")
         train = Pool(x, y, normalize)
         owners, owner_names = (None, ()) if owner is None else encode_owners(owner, len(train))
         held = None if test is None else Pool(*test, normalize)

@@ -74,7 +74,7 @@ def partition(
     if min_samples * clients > len(labels):
         raise SettingError(
             f"min_samples must be at most {len(labels) // clients} for {len(labels)} training samples on "
-            f"{clients} clients, got {min_samples}"
+            f"{clients} clients, got {min_samples}: lower it, or set clients to {len(labels) // min_samples} or fewer"
         )
     best = 0
     for attempt in range(tries):

@@ -48,7 +48,12 @@ def check_loss(job: Job) -> None:
 def local_of(job: Job) -> Tensors:
     """Return what a job's rule needs to know about the client's own data."""
     task, hop = job
-    return {n: t.to(hop.start.device) for n, t in task.rule.local(task, hop.client).items()}
+    found = task.rule.local(task, hop.client)
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            rule = type(task.rule).__name__
+            raise SettingError(f"{rule}.local must return tensors, got {type(value).__name__} for {name!r}")
+    return {n: t.to(hop.start.device) for n, t in found.items()}
 
 
 class _Trial:

@@ -178,8 +178,8 @@ class FedCat(Method):
         k, notes = self.length, []
         if interval % k and interval < rounds:
             notes.append(
-                f"FedCat aggregates every K = {k} rounds; evaluations in between see the last aggregated model: set "
-                f"evaluate_every to a multiple of {k}, or add evaluate=mean, the mean of the copies as they are"
+                f"FedCat aggregates every K = {k} rounds; evaluations in between see the model of the last "
+                f"aggregation, before round {k} the initial one: set evaluate_every to a multiple of {k}"
             )
         if rounds % k:
             notes.append(

@@ -84,7 +84,7 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise SettingError(
             f"net 'cnn' takes images of shape (channels, height, width) of at least 4 x 4 pixels, got data of shape "
-            f"{tuple(shape)}: choose mlp"
+            f"{tuple(shape)}: add a channel axis to gray images, x[:, None], or choose mlp"
         )
     flat = 64 * (shape[1] // 4) * (shape[2] // 4)
     features = nn.Sequential(

@@ -52,7 +52,12 @@ class ReadOnly(Mapping[str, Tensor]):
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise KeyError(f"there is no tensor {name!r}, only: {', '.join(self._tensors) or 'none'}")
         return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

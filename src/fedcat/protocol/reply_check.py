@@ -9,6 +9,9 @@ import torch
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.reply import Reply
 
+NOT_FINITE = "numbers that are not finite"
+"""Why a reply is refused if training has diverged."""
+
 
 class ReplyCheck:
     """Matches replies to hops and refuses those whose content is not sound.
@@ -79,7 +82,7 @@ class ReplyCheck:
         answers = torch.stack([finite.to(torch.float64), sizes], 1).tolist()
         for (hop, _, _), (all_finite, norm) in zip(checked, answers, strict=True):
             if not all_finite:
-                bad[hop.id] = "numbers that are not finite"
+                bad[hop.id] = NOT_FINITE
             elif self.bound is not None and norm > self.bound:
                 bad[hop.id] = f"an update of norm {norm:.3g}, above the bound {self.bound:g}"
         return bad

@@ -18,6 +18,7 @@ from fedcat.config.settings import Settings
 from fedcat.core.errors import unknown_name
 from fedcat.data.federation import Federation
 from fedcat.models.layout import Layout
+from fedcat.protocol.reply_check import NOT_FINITE
 from fedcat.runs.build import PreparedRun
 from fedcat.runs.simulation import Record, Simulation
 from fedcat.version import __version__
@@ -145,7 +146,9 @@ def _notes(simulation: Simulation, status: str) -> list[str]:
     if lost and status == "untrained":
         notes.append(f"no hop arrived: the model is the initial one; the first hop was {lost[0][1]}: {lost[0][2]}")
     elif lost:
-        notes.append(f"{len(lost)} of {hops} hops did not arrive; the first was {lost[0][1]}: {lost[0][2]}")
+        notes.append(f"the replies of {len(lost)} of {hops} hops are missing; the first was {lost[0][1]}: {lost[0][2]}")
+    if any(NOT_FINITE in str(hop[2]) for hop in lost):
+        notes[-1] += "; training diverges, try a smaller lr"
     if status != "failed" and not torch.isfinite(simulation.method.models()["global"]).all():
         notes.append("the global model contains numbers that are not finite")
     return notes

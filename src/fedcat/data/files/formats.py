@@ -137,7 +137,9 @@ def read_pickled_cifar(content: bytes, name: str, keys: Sequence[str]) -> tuple[
 def read_npz(file: Path) -> dict[str, NDArray[Any]]:
     """Read a user's .npz file: inputs x and class labels y, and optionally x_test, y_test and owner."""
     try:
-        if file.exists() and not zipfile.is_zipfile(file):
+        if not file.exists():
+            raise DataError(f"{file} does not exist")
+        if not zipfile.is_zipfile(file):
             raise DataError(f"{file} is not an .npz file: write one with numpy.savez(path, x=..., y=...)")
         with np.load(file, allow_pickle=False) as stored:
             _check_members(file, stored.zip.infolist())
