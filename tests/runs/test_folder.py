@@ -307,3 +307,25 @@ def test_a_round_that_an_interrupt_cut_short_is_written_once(tmp_path):
     folder.finish({}, {})
     assert [line["round"] for line in read_history(folder.path)] == [1, 2]
     assert (folder.path / "traffic.csv").read_text() == "round,client,down,up\n1,3,10,20\n2,4,10,20\n"
+
+
+def test_the_summary_has_these_entries(finished):
+    summary = json.loads((finished.folder / "run.json").read_text())
+    assert set(summary) == {
+        *("status", "rounds", "accuracy", "others", "bytes", "relative_traffic", "seconds", "seconds_estimated"),
+        *(
+            "decisions",
+            "kernels",
+            "device_name",
+            "net",
+            "input_shape",
+            "classes",
+            "partition_hash",
+            "versions",
+            "notes",
+        ),
+    }
+    assert summary["rounds"] == 4
+    assert summary["net"] == {"parameters": sum(p.numel() for p in finished.model().parameters()), "buffers": 0}
+    assert (summary["input_shape"], summary["classes"]) == ([1, 8, 8], 10)
+    assert summary["bytes"] == {"up": finished.history[-1].up, "down": finished.history[-1].down}
