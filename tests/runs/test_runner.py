@@ -329,9 +329,10 @@ def test_a_method_that_trains_longer_takes_longer_in_a_comparison():
     assert json.loads(json.dumps(avg.as_dict(avg)))["seconds_estimated"] is True
 
 
-def test_the_seconds_of_a_run_alone_are_measured():
+@pytest.mark.parametrize("method", ["fedavg", "fedgen"])
+def test_the_seconds_of_a_run_alone_are_measured(method):
     begin = time.perf_counter()
-    result = fedcat.run(method="fedavg", **SHORT)
+    result = fedcat.run(method=method, **SHORT)
     assert 0 < result.summary["seconds"] <= time.perf_counter() - begin
     assert result.summary["seconds_estimated"] is False
     seconds = [record.seconds for record in result.history]
