@@ -51,6 +51,18 @@ def digits_net(seed: int = 0) -> nn.Module:
     return NETS.get("digits-cnn")((1, 8, 8), 10)
 
 
+class Attention(nn.Module):
+    """Rows of an image as a sequence: one encoder layer, without dropout."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.encoder(x.flatten(1, -2)).mean(1))
+
+
 def layout_of(net: nn.Module, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Layout:
     """Make a layout of a net on a device."""
     return Layout(net.to(device=device, dtype=dtype))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
+from helpers import DEVICES, Attention, apart, digits_net, federation, layout_of, simulate, small_net
 from torch import nn
 
 from fedcat.engines import EngineChoice, StackedEngine, make, pick, width
@@ -402,18 +402,6 @@ def test_the_rule_for_auto():
     assert pick("auto", chain, fed.train, 100).name == "sequential"
     assert pick("auto", chain, fed.train, 50, plain=False).name == "sequential"
     assert pick("sequential", small, fed.train, 1) == EngineChoice("sequential", "as requested")
-
-
-class Attention(nn.Module):
-    """Rows of an image as a sequence: one encoder layer, without dropout."""
-
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)
-
-    def forward(self, x):
-        return self.head(self.encoder(x.flatten(1, -2)).mean(1))
 
 
 @pytest.mark.parametrize("device", DEVICES)

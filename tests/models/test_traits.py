@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICES, federation, layout_of
+from helpers import DEVICES, Attention, federation, layout_of
 from torch import nn
 
 from fedcat.data.pool import Pool
@@ -106,15 +106,6 @@ def test_a_net_that_insists_on_how_its_values_lie_gets_them_so():
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_operations_of_attention_are_counted(frozen):
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-            self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)
-
-        def forward(self, x):
-            return self.head(self.encoder(x.flatten(1, -2)).mean(1))
-
     length, width, inner = 8, 8, 16
     products = length * width * 4 * width + 2 * length * length * width + 2 * length * width * inner + width * 10
     found = traits(layout_of(Attention().train(not frozen), torch.float32), federation([8]).train)

@@ -1,4 +1,4 @@
-"""The order of a client's batches and a rule's random numbers, which are the same for every engine."""
+"""What is the same for every engine: the order of a client's batches, and what its rule draws, knows and reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcat.core.errors import SettingError
 from fedcat.core.rng import Purpose, random_stream
+from fedcat.models.layout import Tensors
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import LocalRule, protected
 from fedcat.protocol.task import Task
@@ -64,6 +66,17 @@ def drawn_by(job: tuple[Task, Hop], steps: int) -> dict[str, Tensor]:
     rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
     with protected(task.rule, "draw", hop) as given:
         return task.rule.draw(rng, task, given, steps)
+
+
+def local_of(job: tuple[Task, Hop]) -> Tensors:
+    """Return what a job's rule needs to know about the client's own data."""
+    task, hop = job
+    found = task.rule.local(task, hop.client)
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            rule = type(task.rule).__name__
+            raise SettingError(f"{rule}.local must return tensors, got {type(value).__name__} for {name!r}")
+    return {n: t.to(hop.start.device) for n, t in found.items()}
 
 
 def reported_by(job: tuple[Task, Hop]) -> dict[str, Tensor]:

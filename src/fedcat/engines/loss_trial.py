@@ -12,7 +12,7 @@ from torch.func import vmap
 from fedcat.core.errors import SettingError
 from fedcat.core.precision import plain_attention, precision_context
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import batches, drawn_by
+from fedcat.engines.batch_order import batches, drawn_by, local_of
 from fedcat.models.layout import Layout, Tensors
 from fedcat.protocol.local_rule import Batch, LossInputs
 
@@ -33,27 +33,16 @@ def check_loss(job: Job) -> None:
     with precision_context(), plain_attention():
         trial.check_alone()
         try:
-            apart = trial.distance(torch.float64)
+            differs = trial.differs(torch.float64)
         except Exception:  # whatever does not work in float64
-            apart = trial.distance(job[0].layout.dtype)
+            differs = trial.differs(job[0].layout.dtype)
         trial.check_stacked()
-    if apart:
+    if differs:
         raise SettingError(
             f"{trial.name}.loss changes if its batch is padded: batches of several clients are padded to one length, "
             "and padded places must not count; average one loss per sample with batch.mean(losses), which leaves them "
             'out, and do not mix samples; or set engine="sequential"'
         )
-
-
-def local_of(job: Job) -> Tensors:
-    """Return what a job's rule needs to know about the client's own data."""
-    task, hop = job
-    found = task.rule.local(task, hop.client)
-    for name, value in found.items():
-        if not isinstance(value, Tensor):
-            rule = type(task.rule).__name__
-            raise SettingError(f"{rule}.local must return tensors, got {type(value).__name__} for {name!r}")
-    return {n: t.to(hop.start.device) for n, t in found.items()}
 
 
 class _Trial:
@@ -79,7 +68,7 @@ class _Trial:
                 f"{self.name}.loss must return a scalar, got {got}: average one loss per sample with batch.mean"
             )
 
-    def distance(self, dtype: torch.dtype) -> bool:
+    def differs(self, dtype: torch.dtype) -> bool:
         """Return whether the loss or its gradient differs between the plain and the padded samples."""
         own = self.task.layout
         layout = own if dtype == own.dtype else Layout(deepcopy(own.net).to(dtype))

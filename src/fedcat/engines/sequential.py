@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from fedcat.core.precision import bf16_autocast, precision_context
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines.base import Engine, Job, timed
-from fedcat.engines.batch_order import batches, drawn_by, reported_by
-from fedcat.engines.loss_trial import local_of
+from fedcat.engines.batch_order import batches, drawn_by, local_of, reported_by
 from fedcat.models.traits import channels_last, convolved, traits
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, call_hook, unchanged

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import reported_by
-from fedcat.engines.loss_trial import local_of
+from fedcat.engines.batch_order import local_of, reported_by
 from fedcat.engines.width import Width
 from fedcat.protocol.local_rule import LocalRule, call_hook
 from fedcat.protocol.reply import Reply
