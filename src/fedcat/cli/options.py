@@ -20,26 +20,23 @@ from fedcat.data.partitions import PARTITIONS
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 
 
-class Command(TyperCommand):
-    """A command whose ``--help`` is listed without a type."""
+class _UntypedHelp:
+    """Lists ``--help`` without a type."""
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option, with a blank in the place of its type."""
-        return _untyped(super().get_help_option(ctx))
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = " "
+        return option
 
 
-class Group(TyperGroup):
-    """A group of commands whose ``--help`` is listed without a type."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return the option, with a blank in the place of its type."""
-        return _untyped(super().get_help_option(ctx))
+class Command(_UntypedHelp, TyperCommand):
+    """A command."""
 
 
-def _untyped(option: Any) -> Any:
-    if option is not None:
-        option.metavar = " "
-    return option
+class Group(_UntypedHelp, TyperGroup):
+    """A group of commands."""
 
 
 PARTS: dict[str, tuple[Registry[Any], str]] = {

@@ -15,7 +15,6 @@ from fedcat.config.layers import (
     REGISTRIES,
     SettingsFile,
     as_layer,
-    check_not_option,
     check_not_setting,
     displaced,
     flat,
@@ -179,8 +178,6 @@ def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
         if not isinstance(name, str):
             raise SettingError(f"options must have strings as keys, got {name!r}")
         if name not in METHODS and ":" not in name and name[:1] != "<" and name not in (method, short):
-            if not isinstance(tables[name], Mapping):
-                check_not_option(name, tables[name])
             known = [*(known for known, _ in METHODS), method]
             raise unknown_name("method in options", name, known)
     own = tables.get(method, tables.get(short, {}))
@@ -201,7 +198,7 @@ def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], 
     taken = [*options(parts["method"]), *TRAINING]
     for name in tables.get(known.method, {}):
         if name not in taken and name not in named.get("method_options", {}):
-            raise unknown_name(f"option of {known.method}", f"{name}", taken)
+            raise unknown_name(f"option of {known.method}", name, taken)
     check_options("method", known.method, parts["method"], tables.get(known.method, {}))
     if "partition" in named and parts["partition"] is not None:
         partition_options(known.partition, parts["partition"], known.partition_options, stale)
