@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedcat.runs.simulation import step_together
 
 import fedcat
 from fedcat.bench.measure import clock
 from fedcat.bench.workload import IMAGES
 from fedcat.core.device import find_device
 from fedcat.runs.build import Builder
-from fedcat.runs.simulation import step_together
 
 BASE = {"per_round": 10, "clients": 100, "samples": 500, "runs": 1}
 SWEEPS: dict[str, list[int]] = {

@@ -1,8 +1,10 @@
-"""Small federations, nets and simulations for the tests."""
+"""Small federations, nets and runs for the tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,20 @@ import torch
 from torch import nn
 
 from fedcat import engines
+from fedcat.config.settings import Settings
 from fedcat.data.federation import Federation
 from fedcat.data.pool import Pool
 from fedcat.methods.base import Context
 from fedcat.methods.server_optimizer import ServerOptimizer, ServerOptimizerChoice
 from fedcat.models.layout import Layout
 from fedcat.models.nets import NETS
+from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
-from fedcat.runs.simulation import Simulation
+from fedcat.runs.driver import Driver
+from fedcat.runs.history import Record
+from fedcat.runs.run import Decisions, Run
 
+COUNT = itertools.count()
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -89,9 +96,12 @@ def simulate(
     options: dict[str, Any] | None = None,
     server_optimizer: ServerOptimizer | None = None,
     average: float | None = None,
+    run_name: str = "",
+    metrics: tuple[Any, ...] = (),
+    monitor: str = "",
     **local: Any,
-) -> Simulation:
-    """Put a simulation together, not yet run."""
+) -> Run:
+    """Put a run together, not yet started."""
     row = layout.pack(layout.net) if start is None else start
     context = Context(
         seed,
@@ -109,12 +119,59 @@ def simulate(
         exact=exact,
     )
     made = method(context, **(options or {}))
-    pool, test = fed.train.to(layout.device), fed.test.to(layout.device)
-    task = Task(seed, layout, fed, pool, made.rule, batch_size, **local)
+    pool = fed.train.to(layout.device)
+    name = run_name or f"{type(made).__name__}-{next(COUNT)}"
+    task = Task(seed, layout, fed, pool, made.rule, batch_size, run=name, **local)
     used = engines.make(engine, exact) if isinstance(engine, str) else engine
-    return Simulation(made, task, used, test, rounds, evaluate_every, evaluate, bound)
+    settings = Settings(
+        rounds=rounds, evaluate_every=evaluate_every, evaluate=list(evaluate), bound=bound, monitor=monitor, seed=seed
+    )
+    decisions = Decisions(str(layout.device), used.name, "as requested", exact, 1, torch.get_num_threads())
+    return Run(name, settings, decisions, fed, made, task, used, metrics)
+
+
+def drive(*runs: Run, **given: Any) -> Run:
+    """Drive runs to their end, and return the first."""
+    Driver(runs, **given).run()
+    return runs[0]
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the norm of the difference over the norm of the row."""
     return float((a - b).norm() / b.norm())
+
+
+def step(run: Run) -> list[Record]:
+    """Take a run one step further, and return the rounds that this completed."""
+    before = len(run.history)
+    Driver([run]).step()
+    return run.history[before:]
+
+
+class Unordered(engines.Engine):
+    """Trains with another engine, and delivers replies in a random order, a few at a time, some of them twice."""
+
+    def __init__(self, inner: engines.Engine, seed: int) -> None:
+        super().__init__(inner.exact, inner.precision)
+        self.inner, self.name, self.rng = inner, inner.name, random.Random(seed)
+        self.waiting: list[Reply] = []
+        self.delivered: list[Reply] = []
+
+    def submit(self, jobs: Sequence[engines.base.Job]) -> None:
+        """Train at once, and keep the replies."""
+        self.waiting += self.inner.train(jobs)
+
+    def collect(self, timeout: float | None = None) -> list[Reply]:
+        """Deliver some of them."""
+        self.rng.shuffle(self.waiting)
+        count = self.rng.randint(1, len(self.waiting))
+        fresh, self.waiting = self.waiting[:count], self.waiting[count:]
+        again = self.rng.sample(self.delivered, min(1, len(self.delivered)))
+        self.delivered += fresh
+        return [*fresh, *again]
+
+
+def one_by_one(run: Run, seed: int) -> Run:
+    """Drive a run without a barrier, with replies that come late and out of order."""
+    run.engine = Unordered(run.engine, seed)
+    return drive(run, barrier=False)

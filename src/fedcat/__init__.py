@@ -26,14 +26,19 @@ if TYPE_CHECKING:
     from fedcat.methods.selection import SELECTORS
     from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer
     from fedcat.models.layout import Layout
+    from fedcat.models.metrics import METRICS, ClientScores, Metric
     from fedcat.models.nets import NETS
-    from fedcat.protocol.hop import Hop
+    from fedcat.protocol.hop import Hop, HopId
     from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
     from fedcat.protocol.reply import Reply, Status
     from fedcat.protocol.task import Task
+    from fedcat.runs.callbacks import Callback
     from fedcat.runs.comparison import Comparison, VariantResult
-    from fedcat.runs.simulation import Record, Simulation, run_together
-    from fedcat.runs.summary import Result
+    from fedcat.runs.driver import Driver
+    from fedcat.runs.history import Record
+    from fedcat.runs.result import Result
+    from fedcat.runs.run import Run
+    from fedcat.runs.summary import Choice, Figures, RunSummary
 
 _HOMES = {
     "api": ("compare", "load_model", "run"),
@@ -52,14 +57,19 @@ _HOMES = {
     "methods.selection": ("SELECTORS",),
     "methods.server_optimizer": ("SERVER_OPTIMIZERS", "ServerOptimizer"),
     "models.layout": ("Layout",),
+    "models.metrics": ("METRICS", "ClientScores", "Metric"),
     "models.nets": ("NETS",),
-    "protocol.hop": ("Hop",),
+    "protocol.hop": ("Hop", "HopId"),
     "protocol.local_rule": ("Batch", "LocalRule", "LossInputs"),
     "protocol.reply": ("Reply", "Status"),
     "protocol.task": ("Task",),
+    "runs.callbacks": ("Callback",),
     "runs.comparison": ("Comparison", "VariantResult"),
-    "runs.simulation": ("Record", "Simulation", "run_together"),
-    "runs.summary": ("Result",),
+    "runs.driver": ("Driver",),
+    "runs.history": ("Record",),
+    "runs.result": ("Result",),
+    "runs.run": ("Run",),
+    "runs.summary": ("Choice", "Figures", "RunSummary"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -81,24 +91,32 @@ def __dir__() -> list[str]:
 __all__ = [
     "DATASETS",
     "METHODS",
+    "METRICS",
     "NETS",
     "PARTITIONS",
     "SELECTORS",
     "SERVER_OPTIMIZERS",
     "Batch",
+    "Callback",
+    "Choice",
     "ClientMemory",
+    "ClientScores",
     "Comparison",
     "Context",
     "DataError",
     "Dataset",
+    "Driver",
     "FedAvg",
     "FedCat",
     "Federation",
+    "Figures",
     "Hop",
+    "HopId",
     "Layout",
     "LocalRule",
     "LossInputs",
     "Method",
+    "Metric",
     "Normalize",
     "Pool",
     "Purpose",
@@ -106,11 +124,12 @@ __all__ = [
     "Reply",
     "Result",
     "RoundMethod",
+    "Run",
+    "RunSummary",
     "ServerOptimizer",
     "ServerWork",
     "SettingError",
     "Settings",
-    "Simulation",
     "Status",
     "Task",
     "VariantResult",
@@ -121,6 +140,5 @@ __all__ = [
     "partition",
     "random_stream",
     "run",
-    "run_together",
     "weighted_mean",
 ]

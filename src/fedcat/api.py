@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from fedcat.config.layers import SettingsFile, untrusted
 from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.nets import NETS, net_builder
-from fedcat.runs.build import Builder, PreparedRun
+from fedcat.runs.build import Builder
+from fedcat.runs.callbacks import CallbackPart
 from fedcat.runs.comparison import Comparison, VariantResult
 from fedcat.runs.folder import SETTINGS, model_path, models_in, read_model, read_summary
 from fedcat.runs.progress import ProgressDisplay
-from fedcat.runs.runner import OnRound, execute
-from fedcat.runs.simulation import Record
-from fedcat.runs.summary import Result
+from fedcat.runs.result import Result
+from fedcat.runs.runner import execute
 
 
 def run(
@@ -32,7 +31,7 @@ def run(
     trust: bool = False,
     out: str | Path | None = None,
     progress: bool = False,
-    on_round: OnRound | None = None,
+    callbacks: Sequence[CallbackPart] = (),
     **given: Any,
 ) -> Result:
     """Run one method on one federation.
@@ -50,23 +49,27 @@ def run(
         A directory to write the run to; it must be empty or not exist. Without it nothing is written.
     progress : bool
         Show a progress bar, or lines if there is no terminal.
-    on_round : callable, optional
-        Called with 0 and each round's `Record` when the round is complete.
+    callbacks : sequence of Callback
+        Told of the start, of each round and evaluation, and of the end; they may stop the run. An exception in one
+        ends the run, and is raised after what there is has been written.
     **given
         Settings, see `Settings`. `method` may be a `Method` class, `dataset` a `Dataset`, a `Federation` or a function,
-        `net` a ``torch.nn.Module`` or a function that makes one, `partition` and `selector` functions, and
-        `server_optimizer` a `ServerOptimizer` class. `method_options` are options of the method.
+        `net` a ``torch.nn.Module`` or a function that makes one, `partition` and `selector` functions,
+        `server_optimizer` a `ServerOptimizer` class, and the entries of `metrics` functions. `method_options` are
+        options of the method.
 
     Returns
     -------
     Result
         The history, the model and the summary.
     """
-    prepared = Builder().build(given, SettingsFile.read(settings, trust, given))
-    _warn(prepared.notes)
-    with _shown(progress, on_round, [prepared.settings.method], [prepared]) as call:
-        result = execute([prepared], [None if out is None else Path(out)], call)[0]
-    _warn(result.summary["notes"][len(prepared.notes) :])
+    built = Builder().build(given, SettingsFile.read(settings, trust, given))
+    _warn(built.early_notes)
+    shown = [ProgressDisplay(Console(highlight=False), [built], [built.settings.method])] if progress else []
+    result = execute([built], None if out is None else [Path(out)], [*shown, *callbacks])[0]
+    if result.error is not None:
+        raise result.error
+    _warn(built.late_notes)
     return result
 
 
@@ -79,44 +82,27 @@ def compare(
     trust: bool = False,
     out: str | Path | None = None,
     progress: bool = False,
-    on_round: OnRound | None = None,
+    callbacks: Sequence[CallbackPart] = (),
     **given: Any,
 ) -> list[VariantResult]:
     """Run several methods over several seeds side by side in one engine.
 
-    See `Comparison` for the parameters, and `run` for `progress`, `on_round` and what is issued as a warning.
+    See `Comparison` for the parameters, and `run` for `progress` and what is issued as a warning. A callback that is an
+    object is told of all runs; a class or function makes one for each run. An exception in a callback ends its run with
+    a warning, and the others go on.
     """
     comparison = Comparison(methods, seeds, sweep, out, settings, trust, **given)
     _warn(comparison.notes)
     labels = [label for label in comparison.labels for _ in comparison.seeds]
-    with _shown(progress, on_round, labels, comparison.runs) as call:
-        found = comparison.run(call)
-    _warn(comparison.late_notes(found))
+    shown = [ProgressDisplay(Console(highlight=False), comparison.runs, labels)] if progress else []
+    found = comparison.run([*shown, *callbacks])
+    _warn(comparison.late_notes)
     return found
 
 
 def _warn(notes: Iterable[str]) -> None:
     for note in notes:
         warnings.warn(note, stacklevel=3)
-
-
-@contextmanager
-def _shown(
-    progress: bool, on_round: OnRound | None, labels: list[str], runs: Sequence[PreparedRun]
-) -> Iterator[OnRound | None]:
-    """Yield what to call after each round: the user's function, and the progress display if one is wanted."""
-    if not progress:
-        yield on_round
-        return
-    display = ProgressDisplay(Console(highlight=False), labels, [run.settings.rounds for run in runs])
-
-    def call(position: int, record: Record) -> None:
-        display(position, record)
-        if on_round is not None:
-            on_round(position, record)
-
-    with display:
-        yield call
 
 
 def load_model(folder: str | Path, net: Any = None, model: str = "global", *, trust: bool = False) -> nn.Module:
@@ -152,5 +138,5 @@ def load_model(folder: str | Path, net: Any = None, model: str = "global", *, tr
         raise SettingError(
             f"net {name!r} of this run is not known by name: pass the net as load_model(folder, net=...)"
         )
-    shape, classes = tuple(summary["input_shape"]), summary["classes"]
-    return read_model(file, net_builder(net or NETS.get(name), shape, classes)().to(dtype))
+    shape, outputs = tuple(summary.input_shape), summary.outputs
+    return read_model(file, net_builder(net or NETS.get(name), shape, outputs)().to(dtype))

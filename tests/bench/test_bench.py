@@ -12,6 +12,7 @@ from fedcat.bench.workload import IMAGES, Workload
 from fedcat.cli.app import app
 from fedcat.core.errors import SettingError
 from fedcat.models.nets import NETS
+from fedcat.runs.driver import Driver
 
 CPU = torch.device("cpu")
 SMALL = Workload("digits-cnn", per_round=3, clients=6, epochs=2, samples=120)
@@ -29,8 +30,8 @@ def test_the_loop_takes_the_steps_of_the_simulation(loader, monkeypatch):
     step = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda self, *a, **k: steps.append(1) or step(self, *a, **k))
     data = SMALL.dataset()
-    (sim,) = SMALL.simulations(1, data, engine="stacked")
-    sim.step()
+    (sim,) = SMALL.runs(1, data, engine="stacked")
+    Driver([sim]).step()
     clients = sim.history[0].clients
     loop = PlainLoop(SMALL, sim, loader)
     before = {name: value.clone() for name, value in loop.state.items()}
@@ -43,7 +44,7 @@ def test_the_loop_takes_the_steps_of_the_simulation(loader, monkeypatch):
 
 def test_the_loop_averages_by_samples():
     data = SMALL.dataset()
-    (sim,) = SMALL.simulations(1, data, engine="sequential")
+    (sim,) = SMALL.runs(1, data, engine="sequential")
     loop = PlainLoop(SMALL, sim)
     loop.prepare([0, 1])
     start, ends = loop.state, []

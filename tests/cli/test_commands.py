@@ -53,7 +53,7 @@ def test_a_settings_file_runs_again_and_options_override_it(fedcat_command, tmp_
     assert Path("a/settings.toml").read_text() == Path("b/settings.toml").read_text()
     assert "epsilon = 0.25" in Path("a/settings.toml").read_text()
     summaries = [json.loads(Path(f, "run.json").read_text()) for f in "ab"]
-    assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
+    assert summaries[0]["metrics"] == summaries[1]["metrics"]
     fedcat_command("run", "a/settings.toml", "--rounds", "1", "--no-exact", "--evaluate", "mean", "--out", "c")
     assert json.loads(Path("c/run.json").read_text())["rounds"] == 1
     assert "mean" in json.loads(Path("c/history.jsonl").read_text())["others"]
@@ -83,7 +83,7 @@ def test_a_fraction_that_is_given_beats_a_files_k(fedcat_command):
     Path("base.toml").write_text("clients = 20\nper_round = 3\nepochs = 1\nrounds = 1\n")
     fedcat_command("run", "base.toml", "--fraction", "0.5", "--evaluate", "mean,copies", "--out", "a")
     line = json.loads(Path("a/history.jsonl").read_text())
-    assert len(line["clients"]) == 10
+    assert len(line["hops"]) == 10
     assert len(line["others"]) == 11
 
 
@@ -92,7 +92,7 @@ def test_a_swept_fraction_beats_a_files_k(fedcat_command):
     code, _, _ = fedcat_command("compare", "base.toml", "--seeds", "1", "--sweep", "fraction=0.1,0.5", "--out", "c")
     assert code == 0
     lines = [json.loads(Path(f"c/fedavg-fraction={f}-seed0/history.jsonl").read_text()) for f in ("0.1", "0.5")]
-    assert [len(line["clients"]) for line in lines] == [2, 10]
+    assert [len(line["hops"]) for line in lines] == [2, 10]
 
 
 def test_one_seed_has_no_deviation(fedcat_command):
@@ -305,7 +305,7 @@ def test_a_comparison_explains_its_columns_and_shows_paired_differences(fedcat_c
     words = ["--seeds", "2", "--rounds", "4", "--epochs", "1", "--clients", "20", "-o", "scaffold.clip=10"]
     code, out, _ = fedcat_command("compare", "--methods", "fedavg,scaffold", *words)
     assert code == 0
-    assert "best: the largest of the accuracies on the test data" in out
+    assert "best: the best accuracy on the test data, so it is optimistic" in out
     assert "est. time: of one run, an estimate: runs that train together share the time by their steps" in out
     lines = out[out.index("difference in last five to fedavg") :].splitlines()
     assert lines[1].split() == ["run", "mean", "seed", "0", "seed", "1"]

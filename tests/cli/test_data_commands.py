@@ -137,7 +137,7 @@ def test_a_run_with_a_preset_and_again_from_its_file(fedcat_command, mnist):
     assert settings["dataset_options"] == {"mean": [0.5], "std": [0.3081]}
     assert fedcat_command("run", "a/settings.toml", "--out", "b")[0] == 0
     assert Path("a/settings.toml").read_text() == Path("b/settings.toml").read_text()
-    scores = [json.loads(Path(f, "run.json").read_text())["accuracy"] for f in "ab"]
+    scores = [json.loads(Path(f, "run.json").read_text())["metrics"] for f in "ab"]
     assert scores[0] == scores[1]
     assert fedcat_command("run", "a/settings.toml", "--preset", "lab", *SHORT, "--out", "c")[0] == 0
     settings = tomllib.loads(Path("c/settings.toml").read_text())

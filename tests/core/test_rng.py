@@ -38,6 +38,7 @@ def test_the_numbers_of_the_purposes_are_a_file_format():
         "SPLIT": 8,
         "SERVER": 9,
         "WRITERS": 10,
+        "HOLD_OUT": 11,
     }
 
 
@@ -87,6 +88,6 @@ def test_the_initial_weights_are_made_under_the_seeds_own_stream():
     """Purpose 2, and the run's seed even where the data has another."""
     given = {"dataset": "digits", "method": "fedavg", "rounds": 1, "workers": 1}
     for seed in (0, 7):
-        sim = Builder().build({**given, "seed": seed, "data_seed": 4}).simulation
+        sim = Builder().build({**given, "seed": seed, "data_seed": 4})
         net = digits_net(torch_seed(philox(seed, 2)))
         assert torch.equal(sim.method.models()["global"], Layout(net).pack(net))

@@ -1,14 +1,18 @@
 """The engines agree: sequential, in plain PyTorch, is the reference; stacked must give its rows."""
 
+import numpy as np
 import pytest
 import torch
-from helpers import DEVICES, Attention, apart, digits_net, federation, layout_of, simulate, small_net
+from helpers import DEVICES, Attention, apart, digits_net, drive, federation, layout_of, simulate, small_net
 from torch import nn
 
+from fedcat.data.federation import EvaluationSet
 from fedcat.engines import EngineChoice, StackedEngine, make, pick, width
+from fedcat.engines.evaluation import Evaluation, evaluate
 from fedcat.methods import FedAvg, FedCat
+from fedcat.models.losses import cross_entropy
+from fedcat.models.metrics import make_metrics
 from fedcat.models.nets import NETS
-from fedcat.runs.simulation import run_together
 
 CASES = {
     "digits-cnn": ((1, 8, 8), 10),
@@ -27,7 +31,7 @@ def both(make_net, fed, dtype, device, **words):
         torch.manual_seed(1)
         layout = layout_of(make_net(), dtype, device)
         sim = simulate(FedCat, fed, layout, engine, k=3, **words)
-        sim.run()
+        drive(sim)
         rows.append(sim.method.row)
     assert torch.isfinite(rows[0]).all()
     return rows
@@ -72,7 +76,7 @@ def test_lowered_precision_after_five_steps(name, precision, record_figure):
         torch.manual_seed(1)
         layout = layout_of(NETS.get(name)(shape, classes), torch.float32, "cuda")
         sim = simulate(FedCat, fed, layout, make(engine, precision=how), k=3, **words)
-        sim.run()
+        drive(sim)
         rows.append(sim.method.row)
     full, sequential, stacked = rows
     for label, row, other in (("engines", stacked, sequential), ("against fp32", stacked, full)):
@@ -100,7 +104,7 @@ def test_stacked_products_are_lowered_too(record_figure):
         layout = layout_of(net, torch.float32)
         sim = simulate(FedCat, fed, layout, make(engine, precision=how), k=3, rounds=1, epochs=5, batch_size=8, lr=0.01)
         kinds.clear()
-        sim.run()
+        drive(sim)
         assert torch.bfloat16 in kinds or how == "fp32"
         rows.append(sim.method.row)
     full, sequential, stacked = rows
@@ -132,7 +136,7 @@ def test_lowered_numbers_may_meet_others():
         sim = simulate(
             FedCat, fed, layout_of(Mixing(), torch.float32), make("stacked", precision=how), rounds=1, lr=0.01
         )
-        sim.run()
+        drive(sim)
         rows.append(sim.method.row)
     assert 1e-6 < apart(*rows) < LOWERED["bf16"]
 
@@ -260,7 +264,7 @@ def test_dropout_runs_sequentially_and_repeats(device):
     for noise in (0, 1):
         torch.manual_seed(noise)
         sim = simulate(FedCat, fed, layout, choice.name, start=layout.pack(layout.net))
-        sim.run()
+        drive(sim)
         rows.append(sim.method.row)
     assert torch.equal(rows[0], rows[1])
 
@@ -269,7 +273,7 @@ def test_stacked_dropout_would_be_an_error_and_not_a_silent_mistake():
     fed = federation(SIZES)
     layout = layout_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5)))
     with pytest.raises(RuntimeError, match="random"):
-        simulate(FedCat, fed, layout, "stacked").run()
+        drive(simulate(FedCat, fed, layout, "stacked"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -288,7 +292,7 @@ def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, batch_size, fixe
         words = {"rounds": 4, "momentum": 0.5, "batch_size": batch_size}
         sims = [simulate(FedCat, fed, layout, engine, k=2, **words)]
         sims += [simulate(m, fed, layout, engine, seed=9, k=k, lr=0.3, **words) for m, k in companions]
-        run_together(sims)
+        drive(*sims)
         return sims[0].method.row
 
     alone = result()
@@ -304,7 +308,7 @@ def test_a_fixed_width_agrees_with_the_reference(monkeypatch):
     rows = []
     for engine in ("sequential", "stacked"):
         sim = simulate(FedCat, fed, layout_of(small_net()), engine, k=7, rounds=7, exact=True, momentum=0.5)
-        sim.run()
+        drive(sim)
         rows.append(sim.method.row)
     assert apart(rows[1], rows[0]) < 1e-12
 
@@ -356,10 +360,10 @@ def test_simulations_with_other_settings_share_a_launch():
     for method in (FedAvg, FedCat):
         engine = StackedEngine()
         together = [simulate(method, layout=layout, engine=engine, rounds=3, **w) for w in words]
-        run_together(together)
+        drive(*together)
         for sim, word in zip(together, words, strict=True):
             alone = simulate(method, layout=layout, engine="sequential", rounds=3, **word)
-            alone.run()
+            drive(alone)
             assert apart(sim.method.row, alone.method.row) < 1e-12
 
 
@@ -370,11 +374,14 @@ def test_evaluation(device):
     test = fed.test.to(layout.device)
     row = layout.pack(layout.net)
     logits = layout.net(test.x.double())
-    ((accuracy, loss),) = make("stacked").evaluate(layout, [row], test)
+    metrics = list(make_metrics([], cross_entropy, classes=True).values())
+    (found,) = evaluate([Evaluation(layout, row, EvaluationSet(test), metrics, together=True)])
+    accuracy, loss = found["accuracy"], found["loss"]
     assert accuracy == pytest.approx((logits.argmax(1) == test.y).double().mean().item())
     assert loss == pytest.approx(nn.functional.cross_entropy(logits, test.y).item())
-    some = torch.tensor([0, 5, 7], device=device)
-    ((accuracy, loss),) = make("sequential").evaluate(layout, [row], test, some)
+    some = np.array([0, 5, 7])
+    (found,) = evaluate([Evaluation(layout, row, EvaluationSet(test, some), metrics)])
+    accuracy, loss = found["accuracy"], found["loss"]
     assert accuracy == pytest.approx((logits[some].argmax(1) == test.y[some]).double().mean().item())
     assert loss == pytest.approx(nn.functional.cross_entropy(logits[some], test.y[some]).item())
 
@@ -408,13 +415,14 @@ def test_the_rule_for_auto():
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.filterwarnings("error:There is a performance drop")
 def test_a_net_with_attention_trains_in_every_engine(exact, device):
-    rows = []
+    ended = []
     for engine in ("sequential", "stacked"):
         torch.manual_seed(1)
         layout = layout_of(Attention(), torch.float32, device)
         sim = simulate(FedCat, federation(SIZES), layout, engine, k=3, rounds=3, batch_size=4, lr=0.02, exact=exact)
-        sim.run()
-        rows.append(sim.method.row)
-        scores = sim.engine.evaluate(layout, [sim.method.row, layout.pack(layout.net)], sim.test)
-        assert scores[0][1] == pytest.approx(sim.history[-1].loss, rel=1e-3)
-    assert apart(rows[1], rows[0]) <= 1e-4
+        drive(sim)
+        ended.append(sim.method.row)
+        rows = [sim.method.row, layout.pack(layout.net)]
+        found = evaluate([sim.evaluation(row, sim.federation.test_set) for row in rows])
+        assert found[0]["loss"] == pytest.approx(sim.history[-1].loss, rel=1e-3)
+    assert apart(ended[1], ended[0]) <= 1e-4

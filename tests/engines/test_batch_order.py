@@ -20,7 +20,7 @@ def task():
 
 
 def hop(task, client=0, **more):
-    return Hop(0, more.pop("round", 0), client, task.layout.pack(task.layout.net), more.pop("epochs", 2), 0.1, **more)
+    return Hop(more.pop("round", 0), client, task.layout.pack(task.layout.net), more.pop("epochs", 2), 0.1, **more)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_rule_draws_from_the_hops_own_stream(task, engine):
     """Purpose 6, by round, client and visit."""
     task = replace(task, seed=4, rule=Drawing())
     Drawing.seen.clear()
-    hops = [replace(hop(task, client, round=5, visit=3), id=client) for client in (2, 0)]
+    hops = [replace(hop(task, client, round=5, visit=3), copy=client) for client in (2, 0)]
     engine.train([(task, one) for one in hops])
     assert Drawing.seen[-len(hops) :] == [
         (one.id, philox(4, 6, round=5, client=one.client, visit=3).integers(2**63), steps_of(task, one)) for one in hops

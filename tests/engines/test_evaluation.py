@@ -1,31 +1,48 @@
-"""Accuracy and loss of rows, in both ways in which engines compute them."""
+"""Metrics of rows, evaluated one by one and stacked."""
 
 import pytest
 import torch
 from helpers import federation, layout_of, small_net
 from torch import nn
 
-from fedcat.engines import SequentialEngine, StackedEngine
-from fedcat.engines.evaluation import evaluate_stacked
+from fedcat.data.federation import EvaluationSet
+from fedcat.engines.evaluation import Evaluation, outputs_of, outputs_stacked
+from fedcat.engines.evaluation import evaluate as evaluate_jobs
+from fedcat.models.losses import cross_entropy
+from fedcat.models.metrics import make_metrics
 
 FED = federation([40, 7])
 TEST = FED.train
 
 
-def one_by_one(layout, rows, pool, index=None):
-    return SequentialEngine().evaluate(layout, rows, pool, index)
+METRICS = make_metrics([], cross_entropy, classes=True)
 
 
-WAYS = {"stacked": evaluate_stacked, "one by one": one_by_one}
+def of_pool(pool, index=None):
+    return EvaluationSet(pool, None if index is None else index.numpy())
 
 
-@pytest.fixture(params=WAYS)
+def one_by_one(layout, rows, on):
+    return [outputs_of(layout, row, on) for row in rows]
+
+
+@pytest.fixture(params=["stacked", "one by one"])
 def evaluate(request, monkeypatch):
     """Return each way of evaluating, with so small parts that there are several, the last of them shorter."""
     monkeypatch.setattr("fedcat.engines.evaluation.ROWS", 2)
     monkeypatch.setattr("fedcat.engines.evaluation.SAMPLES", 20)
-    monkeypatch.setattr("fedcat.engines.base.EVALUATION_BATCH", 9)
-    return WAYS[request.param]
+    monkeypatch.setattr("fedcat.engines.evaluation.BATCH", 9)
+    outputs = outputs_stacked if request.param == "stacked" else one_by_one
+
+    def scores(layout, rows, pool, index=None):
+        on = of_pool(pool, index)
+        found = []
+        for row in outputs(layout, rows, on):
+            values = {name: float(metric.total(row, on.targets(layout.dtype))) for name, metric in METRICS.items()}
+            found.append((values["accuracy"], values["loss"]))
+        return found
+
+    return scores
 
 
 def by_hand(net, pool, index=None):
@@ -84,7 +101,7 @@ def test_samples_may_be_chosen_and_count_as_often_as_they_are_named(evaluate):
 
 
 def test_parts_of_a_hundred_samples_are_the_smallest(monkeypatch):
-    """With few samples per pass, the loss of 250 samples is summed over parts of 100, 100 and 50."""
+    """With few samples per pass, 250 samples are evaluated in parts of 100, 100 and 50."""
     seen = []
 
     class Noted(nn.Linear):
@@ -95,9 +112,9 @@ def test_parts_of_a_hundred_samples_are_the_smallest(monkeypatch):
     monkeypatch.setattr("fedcat.engines.evaluation.SAMPLES", 20)
     fed = federation([250])
     layout = layout_of(nn.Sequential(nn.Flatten(), Noted(64, 10)))
-    (found,) = evaluate_stacked(layout, [layout.pack(layout.net)], fed.train)
+    (found,) = outputs_stacked(layout, [layout.pack(layout.net)], of_pool(fed.train))
     assert seen == [100, 100, 50]
-    assert found == pytest.approx(by_hand(layout.net, fed.train), abs=1e-12)
+    assert torch.allclose(found, layout.net(fed.train.x), atol=1e-12)
 
 
 def test_evaluation_leaves_no_gradients(evaluate):
@@ -106,8 +123,8 @@ def test_evaluation_leaves_no_gradients(evaluate):
     assert all(p.grad is None for p in layout.net.parameters())
 
 
-@pytest.mark.parametrize("engine", [SequentialEngine(), StackedEngine()])
-def test_a_perfect_and_a_hopeless_model(engine):
+@pytest.mark.parametrize("together", [False, True])
+def test_a_perfect_and_a_hopeless_model(together):
     """One class only: a bias decides everything."""
     layout = layout_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     row = torch.zeros(layout.size, dtype=torch.float64)
@@ -115,6 +132,7 @@ def test_a_perfect_and_a_hopeless_model(engine):
     most = int(TEST.y.bincount().argmax())
     only = (TEST.y == most).nonzero()[:, 0]
     right[640 + most], wrong[640 + (most + 1) % 10] = 50.0, 50.0
-    found = engine.evaluate(layout, [right, wrong], TEST, only)
-    assert [accuracy for accuracy, _ in found] == [1.0, 0.0]
-    assert [loss for _, loss in found] == pytest.approx([0.0, 50.0])
+    on, metrics = of_pool(TEST, only), list(METRICS.values())
+    found = evaluate_jobs([Evaluation(layout, row, on, metrics, together=together) for row in (right, wrong)])
+    assert [score["accuracy"] for score in found] == [1.0, 0.0]
+    assert [score["loss"] for score in found] == pytest.approx([0.0, 50.0])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
+from helpers import DEVICES, apart, digits_net, drive, federation, layout_of, simulate, small_net
 from torch import nn
 
 pytest.importorskip("triton")
@@ -301,7 +301,7 @@ def test_samples_that_lie_otherwise_in_memory_train_the_same(replayed):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 10))
         sim = simulate(FedAvg, fed, layout_of(net, torch.float32, DEVICE), "stacked", rounds=1, k=2)
-        sim.run()
+        drive(sim)
         assert sim.engine.kernels(sim.task) == "fused"
         rows.append(sim.method.row)
     assert torch.equal(*rows)
@@ -379,7 +379,7 @@ def test_training_with_them_agrees_with_the_sequential_engine(method, exact, rep
         layout = layout_of(tiny(), torch.float32, DEVICE)
         words = {"rounds": 2, "k": 2, "epochs": 1, "momentum": 0.5, "clip": 1.0, "weight_decay": 0.01}
         sim = simulate(method, fed, layout, engine, exact=exact, **words)
-        sim.run()
+        drive(sim)
         rows.append(sim.method.row)
         if engine == "stacked":
             assert sim.engine.kernels(sim.task) == "fused"
@@ -390,5 +390,5 @@ def test_a_loss_of_its_own_goes_without_them(replayed):
     fed = federation([3, 9, 5])
     layout = layout_of(digits_net(), torch.float32, DEVICE)
     sim = simulate(FedGen, fed, layout, "stacked", rounds=1, k=2, epochs=1)
-    sim.run()
+    drive(sim)
     assert "its own loss" in sim.engine.kernels(sim.task)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import DEVICES, federation, layout_of, simulate, small_net
+from helpers import DEVICES, drive, federation, layout_of, simulate, small_net
 from torch import nn
 from torch.nn import functional
 
@@ -23,7 +23,7 @@ def run(rule, engine="stacked", net=None, device="cpu", dtype=torch.float64, **w
 
     layout = layout_of(net or small_net(), dtype, device)
     sim = simulate(WithRule, FED, layout, engine, **{"rounds": 2, "k": 3, "batch_size": 4, **words})
-    sim.run()
+    drive(sim)
     return sim.method.row
 
 

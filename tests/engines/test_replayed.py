@@ -7,18 +7,17 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate, small_net
+from helpers import DEVICES, apart, digits_net, drive, federation, layout_of, simulate, small_net
 from torch import nn
 
+from fedcat.data.federation import EvaluationSet
 from fedcat.engines import StackedEngine
 from fedcat.engines.arena import LEAD, Arena, _levels
-from fedcat.engines.base import Engine
 from fedcat.engines.batch_order import batch_lengths
-from fedcat.engines.evaluation import evaluate_stacked
+from fedcat.engines.evaluation import outputs_of, outputs_stacked
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.models.nets import Net
 from fedcat.protocol.local_rule import LocalRule
-from fedcat.runs.simulation import run_together
 
 DEVICE = DEVICES[-1]
 SIZES = [3, 9, 5, 12, 7, 4]
@@ -29,7 +28,7 @@ def trained(method, engine="stacked", exact=False, **words):
     make_net = digits_net if method is FedGen else small_net
     layout = layout_of(make_net(), torch.float64, DEVICE)
     sim = simulate(method, federation(SIZES), layout, engine, exact=exact, rounds=3, **LOCAL, **words)
-    sim.run()
+    drive(sim)
     return sim
 
 
@@ -49,11 +48,11 @@ def test_methods_with_different_rules_share_a_launch(replayed, monkeypatch):
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation(SIZES), StackedEngine()
     methods = (Scaffold, FedAvg, FedProx, FedCat)
     together = [simulate(m, fed, layout, engine, rounds=2, seed=s, **LOCAL) for s, m in enumerate(methods)]
-    run_together(together)
+    drive(*together)
     assert counts == [12, 12]
     for seed, (method, sim) in enumerate(zip(methods, together, strict=True)):
         alone = simulate(method, fed, layout, "sequential", rounds=2, seed=seed, **LOCAL)
-        alone.run()
+        drive(alone)
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
@@ -64,14 +63,14 @@ def test_launches_of_one_form_use_the_same_memory(replayed, monkeypatch):
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([6] * 5), StackedEngine()
     monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 1000)
     sim = simulate(FedAvg, fed, layout, engine, rounds=5)
-    sim.run()
+    drive(sim)
     before = len(made)
     sim = simulate(FedProx, fed, layout, engine, rounds=2)
-    sim.run()
+    drive(sim)
     assert len(made) == before + 1
     engine.release()
     sim = simulate(FedProx, fed, layout, engine, rounds=1)
-    sim.run()
+    drive(sim)
     assert len(made) == before + 2
 
 
@@ -86,11 +85,11 @@ def test_rounds_with_other_longest_hops_use_the_same_memory(replayed, monkeypatc
         StackedEngine(),
     )
     sims = [simulate(FedProx, fed, layout, engine, rounds=12, k=2, seed=s, options={"mu": 0.1 + s}) for s in range(4)]
-    run_together(sims)
+    drive(*sims)
     assert len(made) == 1
     for seed, sim in enumerate(sims):
         alone = simulate(FedProx, fed, layout, "sequential", rounds=12, k=2, seed=seed, options={"mu": 0.1 + seed})
-        alone.run()
+        drive(alone)
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
@@ -100,7 +99,7 @@ def test_room_for_longer_hops_has_a_limit(replayed, monkeypatch):
     monkeypatch.setattr(Arena, "run", lambda self, launch: rooms.append(launch.room) or run(self, launch))
     layout, fed = layout_of(small_net(), torch.float64, DEVICE), federation([4, 4, 4, 400])
     sim = simulate(FedAvg, fed, layout, StackedEngine(), rounds=4, k=2, batch_size=4, epochs=1, seed=1)
-    sim.run()
+    drive(sim)
     longest = [max(sim.task.samples(d) // 4 for d in record.clients) for record in sim.history]
     assert set(longest) == {1, 100}
     assert set(zip(longest, rooms, strict=True)) == {(1, 8), (100, 128)}
@@ -113,7 +112,7 @@ def linear_net():
 
 def test_memory_that_is_dropped_is_free_at_once(replayed):
     layout, engine = layout_of(linear_net(), torch.float32, DEVICE), StackedEngine()
-    simulate(FedAvg, federation([4, 4, 4]), layout, engine, rounds=1, k=2).run()
+    drive(simulate(FedAvg, federation([4, 4, 4]), layout, engine, rounds=1, k=2))
     ((arena, _),) = engine._gpu._arenas.values()
     assert hasattr(arena.program, "layers")
     rows = ref(arena.rows.p)
@@ -140,14 +139,14 @@ def test_other_memory_is_dropped_before_a_launch_is_given_up(replayed, monkeypat
     layout, fed = layout_of(small_net(), torch.float64, DEVICE), federation([4] * 3)
     for epochs in (1, 5):
         sim = simulate(FedAvg, fed, layout, engine, rounds=1, epochs=epochs, exact=True)
-        sim.run()
+        drive(sim)
         assert sim.done
 
 
 def test_kernels_are_named_by_loss(replayed):
     layout, fed, engine = layout_of(linear_net(), torch.float32, DEVICE), federation([3, 9, 5]), StackedEngine()
     sims = [simulate(method, fed, layout, engine, rounds=1, k=2, epochs=1) for method in (FedAvg, FedGen)]
-    run_together(sims)
+    drive(*sims)
     assert [engine.kernels(sim.task) for sim in sims] == [
         "fused",
         "torch.vmap, replayed: the method defines its own loss",
@@ -184,7 +183,7 @@ def test_memory_that_is_used_again_holds_nothing_of_the_last_launch(method, exac
         for used in ("sequential", engine):
             words = {"rounds": 3, "k": 3, "seed": seed, "clip": clip, "momentum": 0.9, "batch_size": 4}
             sim = simulate(method, fed, layout, used, exact=exact, **words)
-            sim.run()
+            drive(sim)
             rows.append(sim.method.row)
         assert apart(rows[1], rows[0]) < 1e-10
     assert len(set(arenas)) < len(arenas) / 2
@@ -196,11 +195,11 @@ def test_rows_of_very_different_batches_do_not_share_a_launch(replayed, monkeypa
     monkeypatch.setattr(Arena, "run", lambda self, launch: batches.append(launch.batch) or run(self, launch))
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([40] * 4), StackedEngine()
     together = [simulate(FedAvg, fed, layout, engine, rounds=1, batch_size=size) for size in (4, 5, 40)]
-    run_together(together)
+    drive(*together)
     assert batches == [5, 40]
     for size, sim in zip((4, 5, 40), together, strict=True):
         alone = simulate(FedAvg, fed, layout, "sequential", rounds=1, batch_size=size)
-        alone.run()
+        drive(alone)
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
@@ -244,7 +243,7 @@ def test_arenas_that_are_kept_have_no_more_rows_than_fit(replayed, monkeypatch):
     monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 3)
     monkeypatch.setattr(Arena, "run", lambda self, launch: kept.append(engine._gpu.taken()) or run(self, launch))
     sim = simulate(FedAvg, fed, layout, engine, rounds=2, k=6)
-    sim.run()
+    drive(sim)
     assert kept == [1.0, 1.0, 1.0, 1.0]
 
 
@@ -273,14 +272,9 @@ def test_many_rows_are_evaluated_in_one_pass():
     torch.manual_seed(0)
     row = layout.pack(layout.net)
     rows = [row * (0.5 + torch.rand(len(row)).to(row)) for _ in range(5)]
-
-    class One(Engine):
-        def train(self, jobs):
-            raise NotImplementedError
-
-    for index in (None, torch.tensor([1, 4, 2], device=layout.device)):
-        one = One().evaluate(layout, rows, pool, index)
-        many = evaluate_stacked(layout, rows, pool, index)
-        assert [a for a, _ in many] == [a for a, _ in one]
-        assert np.allclose([loss for _, loss in many], [loss for _, loss in one], rtol=1e-12)
-    assert len({loss for _, loss in many}) == 5
+    for index in (None, np.array([1, 4, 2])):
+        on = EvaluationSet(pool, index)
+        many = list(outputs_stacked(layout, rows, on))
+        for outputs, row in zip(many, rows, strict=True):
+            assert torch.allclose(outputs, outputs_of(layout, row, on), rtol=1e-12)
+    assert len({float(outputs.sum()) for outputs in many}) == 5

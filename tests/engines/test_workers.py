@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import digits_net, federation, layout_of, simulate, small_net
+from helpers import (
+    digits_net,
+    drive,
+    federation,
+    layout_of,
+    simulate,
+    small_net,
+    step,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +51,7 @@ def test_the_bits_are_those_of_one_process(name, method):
         engine = make(name, exact=True, workers=workers)
         assert isinstance(engine, WorkersEngine) == (workers > 1)
         sim = simulate(method, fed, layout, engine, exact=True, rounds=3, k=4, momentum=0.5)
-        sim.run()
+        drive(sim)
         engine.release()
         rows.append((sim.method.row, [record.train_loss for record in sim.history]))
     for row, losses in rows[1:]:
@@ -54,12 +62,12 @@ def test_the_bits_are_those_of_one_process(name, method):
 def test_simulations_that_come_later_are_known():
     engine, layout, fed = WorkersEngine(StackedEngine(), 2), layout_of(small_net()), federation(SIZES)
     first = simulate(FedAvg, fed, layout, engine, rounds=2, seed=1)
-    first.run()
+    drive(first)
     processes = [process.pid for process, _ in engine._workers]
     second = simulate(FedAvg, fed, layout, engine, rounds=2, seed=2)
-    second.run()
+    drive(second)
     again = simulate(FedAvg, fed, layout, SequentialEngine(), rounds=2, seed=2)
-    again.run()
+    drive(again)
     assert torch.allclose(second.method.row, again.method.row, atol=1e-12)
     assert not set(processes) & {process.pid for process, _ in engine._workers}
     engine.release()
@@ -68,12 +76,12 @@ def test_simulations_that_come_later_are_known():
 def test_release_ends_the_processes_and_train_starts_new_ones():
     engine = WorkersEngine(SequentialEngine(), 2)
     sim = simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=2)
-    sim.step()
+    step(sim)
     processes = [process for process, _ in engine._workers]
     assert all(process.is_alive() for process in processes)
     engine.release()
     assert not any(process.is_alive() for process in processes)
-    sim.step()
+    step(sim)
     assert sim.done
     engine.release()
 
@@ -105,28 +113,28 @@ def test_an_error_in_a_process_is_raised_here(rule, error, text):
     engine = WorkersEngine(SequentialEngine(), 2)
     sim = simulate(Own, federation(SIZES), layout_of(small_net()), engine)
     with pytest.raises(error, match=text):
-        sim.run()
+        drive(sim)
     engine.release()
 
 
 def test_a_process_that_is_killed_is_missed():
     engine = WorkersEngine(SequentialEngine(), 2)
     sim = simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=5)
-    sim.step()
+    step(sim)
     os.kill(engine._workers[0][0].pid, signal.SIGKILL)
     time.sleep(0.1)
     with pytest.raises(RuntimeError, match=r"ended unexpectedly, exit code -9 \(killed"):
-        sim.run()
+        drive(sim)
     assert not engine._workers
     sim = simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=2)
-    sim.run()
+    drive(sim)
     engine.release()
 
 
 def test_an_answer_that_nobody_fetched_is_not_taken_for_the_next(monkeypatch):
     engine, layout, fed = WorkersEngine(SequentialEngine(), 2), layout_of(small_net()), federation(SIZES)
     sim = simulate(FedAvg, fed, layout, engine, rounds=3)
-    sim.step()
+    step(sim)
     jobs = sim.plan()
 
     def interrupted(process, pipe):
@@ -136,7 +144,7 @@ def test_an_answer_that_nobody_fetched_is_not_taken_for_the_next(monkeypatch):
         patch.setattr("fedcat.engines.workers._answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.train(jobs)
-    others = [(task, replace(hop, id=hop.id + 100)) for task, hop in jobs]
+    others = [(task, replace(hop, round=hop.round + 100)) for task, hop in jobs]
     assert [reply.hop for reply in engine.train(others)] == [hop.id for _, hop in others]
     assert engine.train([]) == []
     engine.release()
@@ -154,7 +162,7 @@ def test_a_reply_that_cannot_travel_is_an_error_and_no_death():
     engine = WorkersEngine(SequentialEngine(), 2)
     sim = simulate(Own, federation(SIZES), layout_of(small_net()), engine)
     with pytest.raises(TypeError, match="Float8"):
-        sim.run()
+        drive(sim)
     assert all(process.is_alive() for process, _ in engine._workers)
     engine.release()
 
@@ -176,7 +184,7 @@ def test_numbers_that_numpy_does_not_know_travel():
             super().absorb(replies)
 
     engine = WorkersEngine(SequentialEngine(), 2)
-    simulate(Own, federation(SIZES), layout_of(small_net()), engine, rounds=1).run()
+    drive(simulate(Own, federation(SIZES), layout_of(small_net()), engine, rounds=1))
     engine.release()
     assert all(torch.equal(half, torch.tensor([1.5, -2.0], dtype=torch.bfloat16)) for half in seen)
     assert len(seen) == 3
@@ -184,7 +192,7 @@ def test_numbers_that_numpy_does_not_know_travel():
 
 def _parent(pipe):
     engine = WorkersEngine(SequentialEngine(), 3)
-    simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine).step()
+    step(simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine))
     pipe.send([process.pid for process, _ in engine._workers])
     time.sleep(60)
 
@@ -233,7 +241,7 @@ def test_processes_that_cannot_be_made_are_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr("multiprocessing.context.ForkProcess.start", start)
     engine = WorkersEngine(SequentialEngine(), 2)
     with pytest.raises(RuntimeError, match=r"cannot start 2 processes .* use fewer --workers"):
-        simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=1).run()
+        drive(simulate(FedAvg, federation(SIZES), layout_of(small_net()), engine, rounds=1))
 
 
 def test_work_is_divided_evenly():

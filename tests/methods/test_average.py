@@ -2,7 +2,14 @@ import json
 
 import pytest
 import torch
-from helpers import federation, layout_of, simulate, small_net
+from helpers import (
+    drive,
+    federation,
+    layout_of,
+    simulate,
+    small_net,
+    step,
+)
 
 import fedcat
 from fedcat.core.errors import SettingError
@@ -69,7 +76,7 @@ def test_fedcats_average_is_of_the_copies_mean_after_every_round():
             before[hop.copy], seen[hop.copy] = reply.end, seen[hop.copy] + reply.samples
         wanted.add(weighted_mean(torch.stack(before), seen))
         sim.absorb(replies)
-        sim.record()
+        sim.record({})
     assert torch.allclose(sim.method.models()["average"], wanted.row, atol=1e-14)
     assert not torch.allclose(wanted.row, sim.method.row)
 
@@ -78,8 +85,8 @@ def test_fedcats_average_is_of_the_copies_mean_after_every_round():
 def test_an_average_changes_nothing_else(method):
     layout = layout_of(small_net())
     with_it, without = (simulate(method, FED, layout, rounds=6, average=a) for a in (0.9, None))
-    with_it.run()
-    without.run()
+    drive(with_it)
+    drive(without)
     assert torch.equal(with_it.method.row, without.method.row)
     assert (with_it.ledger.up, with_it.ledger.down) == (without.ledger.up, without.ledger.down)
     assert with_it.history[-1].accuracy == without.history[-1].accuracy
@@ -92,7 +99,7 @@ def test_other_methods_average_the_row_after_every_round(clusters):
     sim = simulate(FedCluster, FED, layout, rounds=4, k=4, average=0.7, options={"clusters": clusters})
     rows = []
     while not sim.done:
-        if sim.step():
+        if step(sim):
             rows.append(sim.method.row)
     weights = torch.tensor([0.7**age for age in (3, 2, 1, 0)]).double()
     assert torch.allclose(sim.method.models()["average"], weights @ torch.stack(rows) / weights.sum(), atol=1e-14)
@@ -100,7 +107,7 @@ def test_other_methods_average_the_row_after_every_round(clusters):
 
 def test_at_the_end_of_a_cycle_the_stepped_row_enters_the_average():
     sim = simulate(FedCat, FED, layout_of(small_net()), rounds=3, k=3, average=0.0, server_optimizer=Mean(0.5))
-    sim.run()
+    drive(sim)
     start = sim.task.layout.pack(sim.task.layout.net)
     assert torch.allclose(sim.method.models()["average"], sim.method.row, atol=1e-12)
     assert not torch.allclose(sim.method.row, start, atol=1e-4)
@@ -113,10 +120,10 @@ def test_before_the_first_round_the_average_is_the_start():
 
 def test_a_run_evaluates_keeps_and_gives_back_the_average(tmp_path):
     result = fedcat.run(method="fedcat", average=0.5, out=tmp_path / "run", **SHORT)
-    scores = [record.others["average"][0] for record in result.history]
+    scores = [record.others["average"]["accuracy"] for record in result.history]
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert summary["others"]["average"]["best"] == max(scores)
-    assert summary["others"]["average"]["final"] == scores[-1]
+    assert summary["metrics"]["average"]["accuracy"]["best"] == max(scores)
+    assert summary["metrics"]["average"]["accuracy"]["final"] == scores[-1]
     stored = fedcat.load_model(tmp_path / "run", model="average").state_dict()
     kept = result.model("average").state_dict()
     assert all(torch.equal(stored[name], kept[name]) for name in kept)
@@ -129,7 +136,7 @@ def test_a_comparison_has_the_average_in_its_lines(tmp_path):
     stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
     for line, kept in zip(lines, stored, strict=True):
         assert line.others == ["average"]
-        best = [max(r.others["average"][0] for r in result.history) for result in line.results]
+        best = [max(r.others["average"]["accuracy"] for r in result.history) for result in line.results]
         assert line.mean_std("best", "average")[0] == pytest.approx(sum(best) / 2)
         assert kept["others"]["average"]["best"]["mean"] == line.mean_std("best", "average")[0]
         assert kept["relative_traffic"] == pytest.approx(1.0)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICES, apart, federation, layout_of, simulate, small_net
+from helpers import (
+    DEVICES,
+    apart,
+    drive,
+    federation,
+    layout_of,
+    one_by_one,
+    simulate,
+    small_net,
+    step,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -23,10 +32,9 @@ from fedcat.methods.rounds import RoundMethod
 from fedcat.methods.selection import FunctionSelector
 from fedcat.methods.server_optimizer import Mean
 from fedcat.models.nets import NETS
-from fedcat.protocol.hop import Hop
+from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.local_rule import LocalRule
-from fedcat.protocol.reply import Reply, Status
-from fedcat.runs.simulation import run_together
+from fedcat.protocol.reply import Reply
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6], shape=(1, 8, 8))
 
@@ -165,7 +173,7 @@ def run_both(method, device, dtype=torch.float64, net=None, **more):
     for engine in ("sequential", "stacked"):
         layout = layout_of(net() if net else small_net(), dtype, device)
         sim = simulate(method, FED, layout, engine, rounds=4, momentum=0.5, **more)
-        sim.run()
+        drive(sim)
         rows.append((sim, sim.method.row))
     return rows
 
@@ -178,7 +186,7 @@ def test_client_memory_enters_with_the_hop_and_leaves_in_the_reply(device):
     assert len(sequential.method.memory) == len(took_part) < 9
     assert apart(stacked.method.common, sequential.method.common) < 1e-10
     plain = simulate(FedAvg, FED, sequential.task.layout, rounds=4, momentum=0.5)
-    plain.run()
+    drive(plain)
     assert apart(plain.method.row, a) > 1e-6
     size, row = sequential.task.layout.parameter_size * 8, sequential.task.layout.size * 8
     assert sequential.ledger.down == sequential.ledger.up == 4 * 3 * (row + size)
@@ -210,7 +218,7 @@ def test_a_loss_sees_the_start_and_the_clients_memory(device):
     assert apart(b, a) < 1e-12
     layout = layout_of(net(), torch.float64, device)
     plain = simulate(FedAvg, FED, layout, rounds=4, momentum=0.5)
-    plain.run()
+    drive(plain)
     assert apart(plain.method.row, a) > 1e-6
     assert len(sequential.method.memory) == len({d for record in sequential.history for d in record.clients})
 
@@ -224,18 +232,8 @@ def test_one_client_twice_in_a_round(device):
     assert jobs[0][1].client == jobs[2][1].client
     ends = [reply.end for reply in sequential.engine.train(jobs)]
     assert not torch.equal(ends[0], ends[2])
-    entries = [e for e in sequential.ledger if e.round == 0]
-    assert sorted(e.down // (sequential.task.layout.size * 8) for e in entries) == [1, 2]
-
-
-def one_by_one(sim, order: random.Random):
-    """Run a simulation whose replies come back one at a time, in a random order, some of them twice."""
-    waiting = []
-    while not sim.done:
-        waiting += sim.engine.train(sim.plan(sim.rounds))
-        reply = waiting.pop(order.randrange(len(waiting)))
-        sim.absorb([reply, Reply(reply.hop, status=Status.LATE)])
-        sim.record()
+    assert len(sequential.history[0].hops) == 3
+    assert all(e.down == sequential.task.layout.size * 8 for e in sequential.history[0].hops)
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedCat, Drift, Twice])
@@ -244,13 +242,14 @@ def one_by_one(sim, order: random.Random):
 def test_replies_one_by_one_and_out_of_order_give_the_same_bits(method, engine, dtype):
     layout = layout_of(small_net(), dtype)
     whole = simulate(method, FED, layout, engine, rounds=7, exact=True, momentum=0.5)
-    whole.run()
+    drive(whole)
     for shuffle in range(3):
         single = simulate(method, FED, layout, engine, rounds=7, exact=True, momentum=0.5)
-        one_by_one(single, random.Random(shuffle))
+        one_by_one(single, shuffle)
         assert torch.equal(single.method.row, whole.method.row)
         assert [r.clients for r in single.history] == [r.clients for r in whole.history]
-        assert (single.ledger.up, single.ledger.down) == (whole.ledger.up, whole.ledger.down)
+        assert [(r.up, r.down) for r in single.history] == [(r.up, r.down) for r in whole.history]
+        assert [r.metrics for r in single.history] == [r.metrics for r in whole.history]
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedCat, Drift, Contrast])
@@ -259,10 +258,10 @@ def test_a_restore_in_the_middle_of_a_round_changes_no_bit(method, engine):
     layout = layout_of(NETS.get("digits-cnn")((1, 8, 8), 10), torch.float32)
     words = {"rounds": 6, "exact": True, "momentum": 0.5, "options": {}}
     whole = simulate(method, FED, layout, engine, **words)
-    whole.run()
+    drive(whole)
     broken = simulate(method, FED, layout, engine, **words)
     for _ in range(4):
-        broken.step()
+        step(broken)
     jobs = broken.plan()
     kept = broken.engine.train(jobs)[1:]
     broken.method.absorb(kept[::-1])
@@ -311,14 +310,14 @@ def test_a_rules_row_algebra_gives_the_same_bits_whatever_is_beside(fixed, devic
         engine = StackedEngine(exact=True)
         pairs = [(Summing, 1), *companions]
         sims = [simulate(m, FED, layout, engine, k=k, rounds=4, clip=0.5) for m, k in pairs]
-        run_together(sims)
+        drive(*sims)
         return sims[0].method.row
 
     alone = result()
     assert torch.equal(alone, result((FedAvg, 1)))
     assert torch.equal(alone, result((FedAvg, 5), (Summing, 2), (Drift, 3)))
     single = simulate(Summing, FED, layout, "sequential", k=1, rounds=4, clip=0.5)
-    single.run()
+    drive(single)
     assert apart(alone, single.method.row) < 1e-5
 
 
@@ -326,10 +325,10 @@ def test_methods_with_different_rules_share_a_launch():
     layout = layout_of(small_net())
     alone = [simulate(m, FED, layout, "sequential", rounds=4, momentum=b) for m, b in MIXED]
     for sim in alone:
-        sim.run()
+        drive(sim)
     engine = simulate(FedAvg, FED, layout, "stacked").engine
     together = [simulate(m, FED, layout, engine, rounds=4, momentum=b) for m, b in MIXED]
-    run_together(together)
+    drive(*together)
     for one, other in zip(alone, together, strict=True):
         assert apart(other.method.row, one.method.row) < 1e-12
 
@@ -366,15 +365,15 @@ def test_the_users_selector_is_the_selection():
 
 
 def test_a_hop_is_outstanding_from_its_plan_to_its_reply():
-    hops = [Hop(i, round=0, client=i, start=torch.zeros(1), epochs=1, lr=0.1, copy=i + 4) for i in range(3)]
+    hops = [Hop(round=0, client=i, start=torch.zeros(1), epochs=1, lr=0.1, copy=i + 4) for i in range(3)]
     waiting = Outstanding()
     assert waiting.start(hops[:2]) == hops[:2]
     assert waiting.start(hops) == hops[2:]
     assert waiting.copies() == {4, 5, 6}
-    assert waiting.end(Reply(1)) is hops[1]
+    assert waiting.end(Reply(HopId(0, 5))) is hops[1]
     assert waiting.copies() == {4, 6}
-    with pytest.raises(ValueError, match="hop 1 is not outstanding"):
-        waiting.end(Reply(1))
+    with pytest.raises(ValueError, match=r"copy=5, attempt=0\) is not outstanding"):
+        waiting.end(Reply(HopId(0, 5)))
     waiting.clear()
     assert waiting.copies() == set()
     assert waiting.start(hops) == hops

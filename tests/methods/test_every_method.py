@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate
-from test_base import one_by_one
+from helpers import (
+    DEVICES,
+    Unordered,
+    apart,
+    digits_net,
+    drive,
+    federation,
+    layout_of,
+    one_by_one,
+    simulate,
+    step,
+)
+from hypothesis import given, settings
+from hypothesis.strategies import booleans, integers
 
 from fedcat import engines
 from fedcat.core.options import options as options_of
@@ -16,7 +30,8 @@ from fedcat.methods.base import declared
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 from fedcat.protocol.reply import Reply, Status
 from fedcat.runs.build import Builder
-from fedcat.runs.simulation import run_together
+from fedcat.runs.driver import Driver
+from fedcat.runs.state import decode, encode
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6, 5], shape=(1, 8, 8))
 OPTIONS = {
@@ -50,7 +65,7 @@ def test_the_engines_agree(name, options, words, device):
     layout = layout_of(digits_net(), torch.float64, device)
     sims = [made(name, layout, engine, options, **words) for engine in ("sequential", "stacked")]
     for sim in sims:
-        sim.run()
+        drive(sim)
     a, b = (sim.method.row for sim in sims)
     assert torch.isfinite(a).all()
     assert apart(b, a) < 1e-11
@@ -58,36 +73,48 @@ def test_the_engines_agree(name, options, words, device):
     assert (sims[0].ledger.up, sims[0].ledger.down) == (sims[1].ledger.up, sims[1].ledger.down)
 
 
+def same(found, wanted):
+    """Check that two runs gave the same bits: models, hops, traffic and metrics of every round."""
+    for model, row in wanted.method.models().items():
+        assert torch.equal(found.method.models()[model], row)
+    assert [replace(r, seconds=0.0) for r in found.history] == [replace(r, seconds=0.0) for r in wanted.history]
+    assert (found.ledger.up, found.ledger.down) == (wanted.ledger.up, wanted.ledger.down)
+
+
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 @pytest.mark.parametrize(("name", "options", "words"), VARIANTS)
-def test_replies_one_by_one_and_out_of_order_give_the_same_bits(name, options, words, engine):
+def test_replies_that_are_late_and_out_of_order_give_the_bits_of_a_barrier(name, options, words, engine):
     layout = layout_of(digits_net(), torch.float32)
-    whole = made(name, layout, engine, options, exact=True, **words)
-    whole.run()
-    single = made(name, layout, engine, options, exact=True, **words)
-    one_by_one(single, random.Random(1))
-    for model, row in whole.method.models().items():
-        assert torch.equal(single.method.models()[model], row)
-    assert [r.clients for r in single.history] == [r.clients for r in whole.history]
-    assert (single.ledger.up, single.ledger.down) == (whole.ledger.up, whole.ledger.down)
+    words = {"exact": True, "evaluate_every": 2, **words}
+    whole = drive(made(name, layout, engine, options, **words))
+    same(one_by_one(made(name, layout, engine, options, **words), seed=1), whole)
 
 
 @pytest.mark.parametrize(("name", "options", "words"), VARIANTS)
-def test_a_restore_in_the_middle_of_a_round_changes_no_bit(name, options, words):
+def test_a_restore_at_any_moment_changes_no_bit(name, options, words):
     layout = layout_of(digits_net(), torch.float32)
-    whole = made(name, layout, "stacked", options, exact=True, **words)
-    whole.run()
-    broken = made(name, layout, "stacked", options, exact=True, **words)
-    for _ in range(4):
-        broken.step()
-    broken.method.absorb(broken.engine.train(broken.plan())[1:][::-1])
-    resumed = made(name, layout, "stacked", options, exact=True, **words)
-    resumed.method.restore(broken.method.state())
-    while again := resumed.method.plan(6):
-        resumed.method.absorb(resumed.engine.train([(resumed.task, hop) for hop in again]))
-    resumed.method.close()
-    for model, row in whole.method.models().items():
-        assert torch.equal(resumed.method.models()[model], row)
+    words = {"exact": True, "evaluate_every": 2, "run_name": name, **words}
+    whole = drive(made(name, layout, "stacked", options, **words))
+
+    @settings(max_examples=4, deadline=None, derandomize=True)
+    @given(moment=integers(0, 20), order=integers(0, 1000), barrier=booleans())
+    def check(moment, order, barrier):
+        broken = made(name, layout, "stacked", options, **words)
+        broken.engine = Unordered(broken.engine, order)
+        driver = Driver([broken], barrier=False)
+        for _ in range(moment):
+            if driver.active:
+                driver.step()
+        plain, tensors = encode(broken.state())
+        kept = {name: tensor.clone() for name, tensor in tensors.items()}
+        drive(broken, barrier=False) if barrier and not broken.done else None  # goes on, and must not change the state
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in kept.items())
+        resumed = made(name, layout, "stacked", options, **words)
+        resumed.restore(decode(json.loads(json.dumps(plain)), tensors))
+        resumed.engine = Unordered(resumed.engine, order + 1)
+        same(drive(resumed, barrier=barrier), whole)
+
+    check()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -95,11 +122,11 @@ def test_all_methods_side_by_side_give_the_bits_that_they_give_alone(device):
     layout = layout_of(digits_net(), torch.float32, device)
     alone = [made(name, layout, "stacked", options, exact=True, **words) for name, options, words in VARIANTS]
     for sim in alone:
-        sim.run()
+        drive(sim)
     engine = engines.make("stacked", exact=True)
     others = [made(name, layout, engine, seed=1, exact=True) for name in NAMES]
     together = [made(name, layout, engine, options, exact=True, **words) for name, options, words in VARIANTS]
-    run_together([*others, *together])
+    drive(*others, *together)
     for (name, *_), one, other in zip(VARIANTS, alone, together, strict=True):
         for model, row in one.method.models().items():
             assert torch.equal(other.method.models()[model], row), name
@@ -121,7 +148,7 @@ def test_a_client_that_does_not_come_back_leaves_the_rest_to_go_on(name):
         sim.absorb(replies)
         if every and name not in ("fedcat", "fedcat-dc"):
             assert torch.equal(sim.method.models()["global"], before)
-        sim.record()
+        sim.record({})
     assert torch.isfinite(sim.method.models()["global"]).all()
     assert not torch.equal(sim.method.models()["global"], layout.pack(digits_net()))
 
@@ -133,9 +160,9 @@ def test_a_client_that_does_not_come_back_leaves_the_rest_to_go_on(name):
 def test_traffic_of_every_round_against_one_model_down_and_up(name, ratio):
     layout = layout_of(digits_net(), torch.float32)
     sim = made(name, layout, "stacked")
-    sim.run()
-    for round in range(6):
-        moved = sum(entry.down + entry.up for entry in sim.ledger if entry.round == round)
+    drive(sim)
+    for record in sim.history:
+        moved = sum(hop.down + hop.up for hop in record.hops)
         assert moved == ratio * 2 * 3 * layout.size * 4
 
 
@@ -144,13 +171,13 @@ def test_the_hops_of_every_round_have_the_learning_rate_of_the_schedule(name):
     given = {"dataset": "digits", "clients": 12, "per_round": 3, "rounds": 5, "epochs": 1, "workers": 1}
     decay = {"lr": 0.06, "lr_schedule": "inverse", "lr_decay": 0.5}
     options = {option: value for option, value in OPTIONS.get(name, {}).items() if option != "hidden"}
-    sim = Builder().build({"method": name, **given, **decay, "method_options": options}).simulation
+    sim = Builder().build({"method": name, **given, **decay, "method_options": options})
     found = []
     while not sim.done:
         jobs = sim.plan()
         found += [(hop.round, hop.lr) for _, hop in jobs]
         sim.absorb(sim.engine.train(jobs))
-        sim.record({"global": (0.0, 0.0)})
+        sim.record({})
     assert found == [(round, 0.06 / (1 + 0.5 * round)) for round in range(5) for _ in range(3)]
 
 
@@ -167,7 +194,7 @@ def test_a_restored_method_goes_on_with_its_server_optimizer_and_its_average(nam
     ]
     whole, resumed = sims
     for _ in range(4 * getattr(whole.method, "stages", 1)):
-        whole.step()
+        step(whole)
     resumed.method.restore(whole.method.state())
     assert resumed.method.round == 4
     for sim in sims:

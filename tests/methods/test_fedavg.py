@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from helpers import apart, federation, layout_of, philox, simulate, small_net
+from helpers import apart, drive, federation, layout_of, philox, simulate, small_net
 from torch import nn
 
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
 from fedcat.methods.average import weighted_mean
+from fedcat.protocol.hop import HopId
 from fedcat.protocol.reply import Reply, Status
 
 
@@ -34,7 +35,7 @@ def test_one_round_is_the_average_of_plain_sgd_on_each_client(layout):
     fed = federation([6, 9, 4])
     sim = simulate(FedAvg, fed, layout, rounds=1, k=3, batch_size=100, epochs=3, lr=0.2, momentum=0.0)
     start = sim.method.row
-    sim.run()
+    drive(sim)
     ends = []
     for client in range(3):
         net = small_net().double()
@@ -56,7 +57,7 @@ def test_one_client_is_plain_training(layout):
     fed = federation([8])
     sim = simulate(FedAvg, fed, layout, rounds=3, k=1, batch_size=8, epochs=1, momentum=0.0)
     row = sim.method.row
-    sim.run()
+    drive(sim)
     net = small_net().double()
     layout.write(row, net)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -76,7 +77,7 @@ def lose(sim, which, status=Status.FAILED):
         for (_, hop), reply in zip(jobs, replies, strict=True)
     ]
     sim.absorb(lost)
-    sim.record()
+    sim.record({})
     return replies
 
 
@@ -85,7 +86,8 @@ def test_a_lost_client_is_left_out(layout):
     replies = lose(sim, {1})
     ends = torch.stack([replies[0].end, replies[2].end])
     assert torch.equal(sim.method.row, weighted_mean(ends, [replies[0].samples, replies[2].samples]))
-    assert sim.history[0].lost == [[sim.history[0].clients[1], "failed", "switched off"]]
+    (lost,) = sim.history[0].lost
+    assert (lost.client, lost.copy, lost.status, lost.why) == (sim.history[0].clients[1], 1, "failed", "switched off")
 
 
 def test_when_all_are_lost_the_model_stays_and_the_round_counts(layout):
@@ -95,14 +97,14 @@ def test_when_all_are_lost_the_model_stays_and_the_round_counts(layout):
     assert torch.equal(sim.method.row, before)
     assert sim.method.round == 1
     assert sim.history[0].train_loss is None
-    sim.run()
+    drive(sim)
     assert len(sim.history) == 4
 
 
 def test_a_reply_that_nobody_waits_for_is_an_error(layout):
     sim = simulate(FedAvg, federation([5] * 6), layout)
-    with pytest.raises(ValueError, match="hop 99 is not outstanding"):
-        sim.method.absorb([Reply(99)])
+    with pytest.raises(ValueError, match=r"round=99, copy=0, attempt=0\) is not outstanding"):
+        sim.method.absorb([Reply(HopId(99, 0))])
 
 
 def test_planning_past_the_last_round_gives_nothing(layout):
@@ -139,9 +141,7 @@ def test_the_clients_of_a_round_are_drawn_from_its_own_stream(layout):
     for r in range(6):
         hops = answered(sim)
         assert [hop.client for hop in hops] == philox(8, 3, round=r).choice(9, size=3, replace=False).tolist()
-        assert [(hop.id, hop.round, hop.copy, hop.visit) for hop in hops] == [
-            (r * 1_000_000 + i, r, i, 0) for i in range(3)
-        ]
+        assert [(hop.id, hop.visit) for hop in hops] == [((r, i, 0), 0) for i in range(3)]
         assert {hop.epochs for hop in hops} == {4}
         assert sim.method.round == r + 1
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, philox, simulate, small_net
+from helpers import drive, federation, layout_of, philox, simulate, small_net
 
 from fedcat.core.errors import SettingError
 from fedcat.core.options import options as options_of
@@ -12,6 +12,7 @@ from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context
 from fedcat.methods.selection.grouped import GroupedSelector
 from fedcat.methods.server_optimizer import ServerOptimizerChoice
+from fedcat.protocol.hop import HopId
 from fedcat.protocol.reply import Reply, Status
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -180,7 +181,7 @@ def test_the_last_partial_cycle_is_aggregated_and_announced():
             super().close()
 
     sim.method.__class__ = Spy
-    sim.run()
+    drive(sim)
     assert torch.equal(sim.method.row, weighted_mean(copies["rows"], copies["seen"]))
 
 
@@ -192,8 +193,8 @@ def test_without_grouping_and_concatenation_it_is_fedavg_bit_for_bit(engine, dty
     off = {"grouping": False, "concatenation": False}
     ours = simulate(FedCat, fed, layout, engine, rounds=5, momentum=0.5, options=off)
     theirs = simulate(FedAvg, fed, layout, engine, rounds=5, momentum=0.5)
-    ours.run()
-    theirs.run()
+    drive(ours)
+    drive(theirs)
     assert torch.equal(ours.method.row, theirs.method.row)
     assert [r.clients for r in ours.history] == [r.clients for r in theirs.history]
     assert (ours.ledger.up, ours.ledger.down) == (theirs.ledger.up, theirs.ledger.down)
@@ -210,7 +211,7 @@ def test_it_is_fedavg_bit_for_bit_also_when_clients_fail():
             gone = r % 3
             replies[gone] = Reply.lost(jobs[gone][1], Status.FAILED, "gone")
             sim.absorb(replies)
-            sim.record()
+            sim.record({})
     assert torch.equal(pair[0].method.row, pair[1].method.row)
 
 
@@ -218,8 +219,8 @@ def test_one_client_and_one_copy_is_plain_training():
     fed = federation([7])
     ours = simulate(FedCat, fed, LAYOUT, rounds=4, k=1)
     theirs = simulate(FedAvg, fed, LAYOUT, rounds=4, k=1)
-    ours.run()
-    theirs.run()
+    drive(ours)
+    drive(theirs)
     assert torch.equal(ours.method.row, theirs.method.row)
 
 
@@ -228,7 +229,7 @@ def test_traffic_is_fedavgs():
     totals = set()
     for method in (FedAvg, FedCat):
         sim = simulate(method, fed, LAYOUT, rounds=6, k=3)
-        sim.run()
+        drive(sim)
         totals.add((sim.ledger.up, sim.ledger.down))
     assert totals == {(6 * 3 * LAYOUT.size * 8,) * 2}
 
@@ -255,8 +256,8 @@ def test_bad_options_are_refused(options, message):
 
 
 def test_a_reply_that_nobody_waits_for_is_an_error():
-    with pytest.raises(ValueError, match="hop 7 is not outstanding"):
-        FedCat(context()).absorb([Reply(7)])
+    with pytest.raises(ValueError, match=r"round=7, copy=0, attempt=0\) is not outstanding"):
+        FedCat(context()).absorb([Reply(HopId(7, 0))])
 
 
 def walked(method, rounds, samples=5):
@@ -322,9 +323,7 @@ def test_every_round_of_a_cycle_has_its_own_learning_rate():
 def test_hops_name_their_round_copy_and_epochs():
     method = FedCat(replace(context(clients=9, k=3), epochs=4))
     for r, hops in enumerate(walked(method, 5)):
-        assert [(hop.id, hop.round, hop.copy, hop.visit) for hop in hops] == [
-            (r * 1_000_000 + i, r, i, 0) for i in range(3)
-        ]
+        assert [(hop.id, hop.visit) for hop in hops] == [((r, i, 0), 0) for i in range(3)]
         assert {hop.epochs for hop in hops} == {4}
 
 

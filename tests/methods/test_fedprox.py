@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import apart, federation, layout_of, simulate, small_net
+from helpers import apart, drive, federation, layout_of, simulate, small_net
 
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
@@ -18,8 +18,8 @@ def test_without_a_pull_it_is_fedavg_bit_for_bit(engine, dtype):
         simulate(FedAvg, FED, layout, engine, **words),
         simulate(FedProx, FED, layout, engine, options={"mu": 0.0}, **words),
     )
-    plain.run()
-    prox.run()
+    drive(plain)
+    drive(prox)
     assert torch.equal(plain.method.row, prox.method.row)
 
 
@@ -64,7 +64,7 @@ def test_it_passes_through_the_momentum_buffer():
         v = 0.9 * v + g
         p = p - 0.1 * v
     sim = simulate(FedProx, fed, layout, options={"mu": 0.7}, rounds=1, **words)
-    sim.run()
+    drive(sim)
     assert apart(sim.method.row, p) < 1e-12
 
 

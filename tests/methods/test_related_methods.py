@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, philox, simulate, small_net
+from helpers import (
+    drive,
+    federation,
+    layout_of,
+    philox,
+    simulate,
+    small_net,
+    step,
+)
 
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
@@ -33,7 +41,7 @@ def test_clusters_divide_the_clients_and_each_gives_its_share_of_the_round():
             sim.absorb(sim.engine.train(jobs))
         assert sim.method.round == round + 1
         orders.add(tuple(order))
-        sim.record()
+        sim.record({})
     assert len(orders) > 1
     assert all(sorted(order) == [0, 1, 2] for order in orders)
     assert all(len(record.clients) == 5 for record in sim.history)
@@ -55,8 +63,8 @@ def test_a_cluster_starts_from_the_model_that_the_last_one_left():
 def test_with_everybody_in_one_cluster_and_in_every_round_it_is_fedavg():
     one = simulate(FedCluster, FED, LAYOUT, k=11, rounds=3, options={"clusters": 1})
     plain = simulate(FedAvg, FED, LAYOUT, k=11, rounds=3)
-    one.run()
-    plain.run()
+    drive(one)
+    drive(plain)
     assert torch.allclose(one.method.row, plain.method.row, atol=1e-14)
 
 
@@ -80,7 +88,7 @@ def test_hops_of_a_round_have_ids_and_slots_of_their_own(method):
         for _, hop in jobs:
             found[hop.round].append((hop.id, hop.copy))
         sim.absorb(sim.engine.train(jobs))
-        sim.record()
+        sim.record({})
     assert all([copy for _, copy in hops] == list(range(7)) for hops in found.values())
     assert len({number for hops in found.values() for number, _ in hops}) == 14
 
@@ -95,7 +103,7 @@ def test_a_client_that_two_tours_meet_in_one_round_is_visited_twice():
             jobs = sim.plan()
             hops += [hop for _, hop in jobs if hop.round == 1]
             sim.absorb(sim.engine.train(jobs))
-            sim.record()
+            sim.record({})
         clients = [hop.client for hop in hops]
         assert [hop.visit for hop in hops] == [clients[:i].count(client) for i, client in enumerate(clients)]
         if len(set(clients)) < 4:
@@ -115,7 +123,7 @@ def test_one_model_goes_round_all_clients(reshuffle):
         sim.absorb([reply])
         row = reply.end
         assert torch.equal(sim.method.row, row)
-        sim.record()
+        sim.record({})
     tours = [walked[i : i + 11] for i in range(0, 44, 11)]
     assert all(sorted(tour) == list(range(11)) for tour in tours)
     assert (tours[0] == tours[1]) != reshuffle
@@ -149,14 +157,14 @@ def test_clusters_their_order_and_their_clients_come_from_their_own_streams():
             jobs = sim.plan()
             assert [hop.client for _, hop in jobs] == wanted.tolist()
             sim.absorb(sim.engine.train(jobs))
-        sim.record()
+        sim.record({})
 
 
 @pytest.mark.parametrize("reshuffle", [False, True])
 def test_a_tour_comes_from_its_own_stream(reshuffle):
     sim = simulate(Cyclic, FED, LAYOUT, k=4, rounds=7, seed=6, options={"reshuffle": reshuffle})
     tours = np.concatenate([philox(6, 4, round=tour if reshuffle else 0).permutation(11) for tour in range(3)])
-    sim.run()
+    drive(sim)
     assert [client for record in sim.history for client in record.clients] == tours[:28].tolist()
 
 
@@ -177,7 +185,7 @@ def test_clusters_may_weight_clients_equally():
 def test_a_state_between_stages_goes_on_at_the_next_one(method):
     sims = [simulate(method, FED, LAYOUT, k=4, rounds=3) for _ in range(2)]
     for _ in range(sims[0].method.stages + 1):
-        sims[0].step()
+        step(sims[0])
     sims[1].method.restore(sims[0].method.state())
     for one in sims:
         assert (one.method.round, one.method.stage) == (1, 1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, simulate, small_net
+from helpers import drive, federation, layout_of, simulate, small_net, step
 from torch import nn
 
 from fedcat.core.errors import SettingError
@@ -14,7 +14,6 @@ from fedcat.methods import FedAvg
 from fedcat.methods.base import Context
 from fedcat.methods.scaffold import ControlVariateRule, Scaffold, amplification
 from fedcat.protocol.reply import Reply, Status
-from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4])
 
@@ -41,7 +40,7 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients(variant, weighti
     layout = layout_of(small_net())
     options = {"variant": variant, "weighting": weighting}
     sim = simulate(Scaffold, FED, layout, "stacked", k=k, rounds=5, lr=0.02, momentum=0.5, options=options)
-    sim.run()
+    drive(sim)
     method = sim.method
     shares = FED.sizes / FED.sizes.sum() if weighting == "samples" else np.full(6, 1 / 6)
     mean = sum(share * method.memory[client]["control"] for client, share in enumerate(shares))
@@ -56,8 +55,8 @@ def test_the_first_round_with_sample_weighting_is_fedavgs(engine, variant):
     words = {"rounds": 1, "momentum": 0.5, "clip": 1.0}
     first = simulate(Scaffold, FED, layout, engine, options={"variant": variant, "weighting": "samples"}, **words)
     plain = simulate(FedAvg, FED, layout, engine, **words)
-    first.run()
-    plain.run()
+    drive(first)
+    drive(plain)
     assert torch.equal(first.method.row, plain.method.row)
 
 
@@ -66,7 +65,7 @@ def test_without_momentum_the_printed_form_and_the_corrected_one_are_the_same():
     rows = []
     for variant in ("plain", "corrected", "after-step"):
         sim = simulate(Scaffold, FED, layout, rounds=4, momentum=0.0, options={"variant": variant})
-        sim.run()
+        drive(sim)
         rows.append(sim.method.row)
     assert torch.allclose(rows[0], rows[1], atol=1e-14)
     assert torch.allclose(rows[0], rows[2], atol=1e-12)
@@ -132,7 +131,7 @@ def on_quadratics(variant, momentum, rounds=60, sizes=(1, 2, 3, 4), lr=0.002):
     )
     errors = []
     while not sim.done and (not errors or errors[-1] < 1e6):
-        sim.step()
+        step(sim)
         errors.append(abs(float(sim.method.row[0]) - b.mean()))
     return errors
 
@@ -158,7 +157,7 @@ def test_a_client_that_is_drawn_twice_counts_once_in_the_control_variate():
             return [first, second, first]
 
     sim = simulate(Twice, FED, layout_of(small_net()), rounds=4, momentum=0.5, lr=0.02)
-    sim.run()
+    drive(sim)
     mean = sum(sim.method.memory[client]["control"] for client in range(6)) / 6
     assert torch.allclose(mean, sim.method.control, atol=1e-14)
 
@@ -191,7 +190,7 @@ def test_only_clients_that_took_part_have_a_control_variate():
 def test_a_step_size_of_zero_teaches_nothing():
     """A schedule may end at 0: there is no way from which a gradient could be read."""
     sim = simulate(Scaffold, FED, layout_of(small_net()), rounds=2, lr=0.0, momentum=0.5)
-    sim.run()
+    drive(sim)
     assert not any(record.lost for record in sim.history)
     assert not sim.method.control.any()
 
@@ -207,9 +206,9 @@ def test_in_exact_mode_the_control_variates_are_the_same_in_any_company():
         )
 
     alone = made(0, "stacked")
-    alone.run()
+    drive(alone)
     together = [made(seed, alone.engine) for seed in range(8)]
-    run_together(together)
+    drive(*together)
     assert torch.equal(together[0].method.control, alone.method.control)
     assert torch.equal(together[0].method.row, alone.method.row)
 
@@ -246,7 +245,7 @@ def test_hops_bring_the_servers_control_variate_and_the_clients_own():
 
 def test_a_client_whose_reply_is_lost_keeps_what_it_had():
     sim = simulate(Scaffold, FED, layout_of(small_net()), rounds=3, k=6, lr=0.02)
-    sim.step()
+    step(sim)
     before = {client: sim.method.memory[client]["control"] for client in range(6)}
     jobs = sim.plan()
     replies = sim.engine.train(jobs)

@@ -1,6 +1,14 @@
 import pytest
 import torch
-from helpers import apart, federation, layout_of, simulate, small_net
+from helpers import (
+    apart,
+    drive,
+    federation,
+    layout_of,
+    simulate,
+    small_net,
+    step,
+)
 from torch import nn
 
 import fedcat
@@ -136,14 +144,14 @@ def test_the_named_methods_are_fedavg_with_that_step(method, step):
     )
     plain = simulate(FedAvg, FED, layout, rounds=4)
     for sim in (named, built, plain):
-        sim.run()
+        drive(sim)
     assert torch.equal(named.method.row, built.method.row)
     assert apart(named.method.row, plain.method.row) > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name, _ in METHODS if name != "cyclic"])
-@pytest.mark.parametrize("step", [lambda: Mean(0.5), Momentum, Adam])
-def test_every_averaging_method_takes_every_step(name, step):
+@pytest.mark.parametrize("make", [lambda: Mean(0.5), Momentum, Adam])
+def test_every_averaging_method_takes_every_step(name, make):
     """The first step of a method with a server's step is that step from the start to the method's own mean."""
     torch.manual_seed(0)
     layout = layout_of(fedcat.NETS.get("digits-cnn")((1, 8, 8), 10))
@@ -152,14 +160,14 @@ def test_every_averaging_method_takes_every_step(name, step):
     def made(server):
         return simulate(METHODS.get(name), FED, layout, options=options, rounds=6, server_optimizer=server)
 
-    plain, stepped = made(Mean()), made(step())
+    plain, stepped = made(Mean()), made(make())
     start = plain.method.row
     while torch.equal(plain.method.row, start):
-        plain.step()
-        stepped.step()
-    assert torch.allclose(stepped.method.row, step().step(start, plain.method.row), atol=1e-13)
-    plain.run()
-    stepped.run()
+        step(plain)
+        step(stepped)
+    assert torch.allclose(stepped.method.row, make().step(start, plain.method.row), atol=1e-13)
+    drive(plain)
+    drive(stepped)
     assert apart(stepped.method.row, plain.method.row) > 1e-6
 
 
@@ -183,7 +191,7 @@ def test_buffers_are_averaged_whatever_the_step():
     size = layout.parameter_size
     sims = [simulate(FedAvg, FED, layout, rounds=1, server_optimizer=server) for server in (Mean(), Adam(lr=0.5))]
     for sim in sims:
-        sim.run()
+        drive(sim)
     a, b = (sim.method.row for sim in sims)
     assert torch.equal(a[size:], b[size:])
     assert not torch.allclose(a[:size], b[:size])
@@ -191,7 +199,7 @@ def test_buffers_are_averaged_whatever_the_step():
 
 def test_a_round_in_which_nobody_came_back_moves_nothing():
     sim = simulate(FedAvgM, FED, layout_of(small_net()), rounds=4, bound=None)
-    sim.step()
+    step(sim)
     before = sim.method.row
     jobs = sim.plan()
     sim.absorb([fedcat.Reply.lost(hop, fedcat.Status.FAILED, "gone") for _, hop in jobs])
@@ -203,7 +211,7 @@ def test_scaffolds_global_step_size_is_the_servers():
     sims = [simulate(Scaffold, FED, layout, rounds=1, server_optimizer=server) for server in (Mean(), Mean(0.25))]
     start = sims[0].method.row
     for sim in sims:
-        sim.run()
+        drive(sim)
     whole, quarter = (sim.method.row - start for sim in sims)
     assert torch.allclose(quarter, whole / 4, atol=1e-14)
     assert torch.equal(sims[0].method.control, sims[1].method.control)
@@ -217,9 +225,9 @@ def test_settings_choose_the_step_and_leave_its_defaults_to_it(tmp_path):
     assert "server_options" not in text
     found = Builder().build({**SHORT, "method": "fedcat", "server_optimizer": "adam", "server_tau": 0.01})
     assert (found.settings.server_optimizer, found.settings.server_options) == ("adam", {"tau": 0.01})
-    step = found.simulation.method.server_optimizer
+    step = found.method.server_optimizer
     assert (step.lr, step.momentum, step.beta2, step.tau) == (0.01, 0.9, 0.99, 0.01)
-    step = Builder().build({**SHORT, "method": "fedavgm", "server_momentum": 0.5}).simulation.method.server_optimizer
+    step = Builder().build({**SHORT, "method": "fedavgm", "server_momentum": 0.5}).method.server_optimizer
     assert (type(step), step.lr, step.momentum) == (Momentum, 1.0, 0.5)
 
 
@@ -257,7 +265,7 @@ def test_a_file_leaves_its_server_settings_behind_for_another_method_or_optimize
 
 
 def test_a_method_that_a_function_makes_has_its_own_step():
-    assert type(Builder().build({**SHORT, "method": wrapped}).simulation.method.server_optimizer) is Momentum
+    assert type(Builder().build({**SHORT, "method": wrapped}).method.server_optimizer) is Momentum
 
 
 def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
@@ -265,8 +273,8 @@ def test_a_comparison_gives_server_settings_to_the_methods_that_take_them():
         ready = Comparison(methods, 1, sweep, **SHORT, **given)
         return {
             label: (
-                type(p.simulation.method.server_optimizer).__name__,
-                getattr(p.simulation.method.server_optimizer, "momentum", None),
+                type(p.method.server_optimizer).__name__,
+                getattr(p.method.server_optimizer, "momentum", None),
             )
             for label, p in zip(ready.labels, ready.runs, strict=True)
         }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, simulate, small_net
+from helpers import drive, federation, layout_of, simulate, small_net
 from torch.nn import functional
 
 from fedcat.core.errors import SettingError
@@ -27,7 +27,7 @@ def trained(rule, engine, rounds=2):
             self.memory = ClientMemory({"kept": context.start.new_zeros(context.layout.parameter_size)})
 
     sim = simulate(WithRule, FED, layout, engine, rounds=rounds, k=3, batch_size=4, momentum=0.5)
-    sim.run()
+    drive(sim)
     return sim.method.row
 
 
@@ -163,7 +163,7 @@ def test_what_a_loss_knows_of_its_own_data_does_not_travel():
 
     sims = [simulate(method, FED, layout, "stacked", rounds=2, k=3) for method in (FedAvg, Calibrating)]
     for sim in sims:
-        sim.run()
+        drive(sim)
     assert sims[0].ledger.total == sims[1].ledger.total > 0
 
 

@@ -1,17 +1,17 @@
 import pytest
 import torch
 
-from fedcat.protocol.hop import Hop, hop_id
+from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply, Status
 from fedcat.protocol.reply_check import ReplyCheck
 
 
-def hop(id=0, **more):
-    return Hop(id, round=0, client=3, start=torch.zeros(4), epochs=1, lr=0.1, **more)
+def hop(copy=0, **more):
+    return Hop(round=0, copy=copy, client=3, start=torch.zeros(4), epochs=1, lr=0.1, **more)
 
 
-def good(id=0, end=None, **more):
-    return Reply(id, torch.ones(4) if end is None else end, **{"samples": 5, "steps": 2, **more})
+def good(copy=0, end=None, **more):
+    return Reply(HopId(0, copy), torch.ones(4) if end is None else end, **{"samples": 5, "steps": 2, **more})
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_sound_reply_passes_as_it_is(door):
         (good(end=torch.full((4,), 6.0)), "an update of norm 12, above the bound 10"),
         (good(samples=0), "0 samples and 2 steps"),
         (good(steps=0), "5 samples and 0 steps"),
-        (Reply(0, None, samples=1, steps=1), "no row came back"),
+        (Reply(HopId(0, 0), None, samples=1, steps=1), "no row came back"),
     ],
 )
 def test_an_unsound_reply_is_refused_without_its_content(door, reply, why):
@@ -74,8 +74,11 @@ def test_what_comes_with_a_late_reply_is_left_out(door):
     assert admitted.bytes_up == late.bytes_up
 
 
-def test_ids_of_two_rounds_never_meet():
-    assert len({hop_id(r, s) for r in range(5) for s in (0, 1, 999_999)}) == 15
+def test_another_attempt_is_another_hop(door):
+    again = Reply(HopId(0, 0, attempt=1), torch.ones(4), samples=5, steps=2)
+    assert door.admit([again]) == []
+    door.expect([hop(attempt=1)])
+    assert [h.attempt for h, _ in door.admit([again, good(0)])] == [1, 0]
 
 
 def test_bytes_are_those_of_the_row_and_of_what_travels_beside_it():
@@ -86,7 +89,7 @@ def test_bytes_are_those_of_the_row_and_of_what_travels_beside_it():
 
 def from_row(start, bound=5.0):
     made = ReplyCheck(4, torch.float32, bound)
-    made.expect([Hop(0, round=0, client=3, start=start, epochs=1, lr=0.1)])
+    made.expect([Hop(round=0, client=3, start=start, epochs=1, lr=0.1)])
     return made
 
 
@@ -106,9 +109,13 @@ def test_an_update_as_long_as_the_bound_passes(size, bound, arrived):
 
 def test_each_update_is_measured_from_its_own_start():
     made, starts = ReplyCheck(4, torch.float32, 5.0), [torch.full((4,), float(10 * i)) for i in range(3)]
-    made.expect([Hop(i, round=0, client=i, start=start, epochs=1, lr=0.1) for i, start in enumerate(starts)])
+    made.expect([Hop(copy=i, round=0, client=i, start=start, epochs=1, lr=0.1) for i, start in enumerate(starts)])
     found = made.admit([good(2, starts[2] + 1), good(0, starts[0] + 9), good(1, starts[1] - 1)])
-    assert [(hop.id, hop.client, reply.arrived) for hop, reply in found] == [(2, 2, True), (0, 0, False), (1, 1, True)]
+    assert [(hop.copy, hop.client, reply.arrived) for hop, reply in found] == [
+        (2, 2, True),
+        (0, 0, False),
+        (1, 1, True),
+    ]
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -116,7 +123,7 @@ def test_each_update_is_measured_from_its_own_start():
 def test_only_the_client_that_sent_the_bad_number_is_refused(which, place):
     """Among replies that bring several tensors each, and others that bring no row at all."""
     made = ReplyCheck(4, torch.float32)
-    hops = [Hop(i, round=0, client=10 + i, start=torch.zeros(4), epochs=1, lr=0.1) for i in range(6)]
+    hops = [Hop(copy=i, round=0, client=10 + i, start=torch.zeros(4), epochs=1, lr=0.1) for i in range(6)]
     made.expect(hops)
     replies = []
     for i in range(4):
@@ -146,5 +153,5 @@ def test_a_hop_that_was_refused_has_ended(door):
 
 def test_hops_that_are_expected_later_are_accepted_too(door):
     door.expect([hop(2)])
-    assert [h.id for h, _ in door.admit([good(2), good(1), good(0)])] == [2, 1, 0]
+    assert [h.copy for h, _ in door.admit([good(2), good(1), good(0)])] == [2, 1, 0]
     assert door.admit([]) == []

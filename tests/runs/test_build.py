@@ -6,6 +6,7 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
+from helpers import drive
 from torch import nn
 
 import fedcat
@@ -14,7 +15,8 @@ from fedcat.core.device import find_device
 from fedcat.core.errors import SettingError
 from fedcat.engines import SequentialEngine
 from fedcat.runs.build import Builder
-from fedcat.runs.simulation import Simulation
+from fedcat.runs.driver import Driver
+from fedcat.runs.run import Run
 
 SHORT = {"dataset": "digits", "clients": 20, "rounds": 2, "epochs": 1}
 
@@ -41,17 +43,17 @@ def test_simulations_share_data_layout_and_engine():
     builder = Builder()
     a = builder.build({**SHORT, "method": "fedavg"})
     b = builder.build({**SHORT, "method": "fedcat", "seed": 1})
-    assert a.simulation.task.layout is b.simulation.task.layout
-    assert a.simulation.task.pool is b.simulation.task.pool
-    assert a.simulation.engine is b.simulation.engine
+    assert a.task.layout is b.task.layout
+    assert a.task.pool is b.task.pool
+    assert a.engine is b.engine
     assert a.federation is not b.federation
-    assert not torch.equal(a.simulation.method.row, b.simulation.method.row)
+    assert not torch.equal(a.method.row, b.method.row)
 
 
 def test_methods_of_one_seed_start_from_one_row_and_one_partition():
     builder = Builder()
     a, b = (builder.build({**SHORT, "method": m, "seed": 4}) for m in ("fedavg", "fedcat"))
-    assert torch.equal(a.simulation.method.row, b.simulation.method.row)
+    assert torch.equal(a.method.row, b.method.row)
     assert a.federation is b.federation
 
 
@@ -59,7 +61,7 @@ def test_the_partition_can_have_a_seed_of_its_own():
     builder = Builder()
     a, b = (builder.build({**SHORT, "seed": s, "data_seed": 7}) for s in (0, 1))
     assert a.federation is b.federation
-    assert not torch.equal(a.simulation.method.row, b.simulation.method.row)
+    assert not torch.equal(a.method.row, b.method.row)
 
 
 def test_what_lies_beside_the_row_belongs_to_the_seed():
@@ -73,7 +75,7 @@ def test_what_lies_beside_the_row_belongs_to_the_seed():
     words = {**SHORT, "net": net, "method": "fedavg"}
     builder = Builder()
     first, second = (builder.build({**words, "seed": s}) for s in (0, 1))
-    assert first.simulation.task.layout is not second.simulation.task.layout
+    assert first.task.layout is not second.task.layout
     together = fedcat.compare(seeds=2, methods=["fedavg"], exact=True, net=net, **SHORT)[0].results[1]
     alone = fedcat.run(seed=1, exact=True, **words)
     assert together.history[-1].loss == alone.history[-1].loss
@@ -114,7 +116,7 @@ def test_options_may_use_a_classes_own_name_and_numbers_of_numpy():
         pass
 
     ready = Builder().build({**SHORT, "method": Mine, "options": {"Mine": {"epsilon": np.float64(0.25)}}})
-    assert ready.simulation.method.selector.epsilon == 0.25
+    assert ready.method.selector.epsilon == 0.25
     assert "epsilon = 0.25" in ready.settings.toml()
     assert ready.settings.method == "<Mine>"
     assert Builder().build({**SHORT, "alpha": np.float32(0.5)}).settings.partition_options == {"alpha": 0.5}
@@ -137,9 +139,9 @@ def test_a_given_net_starts_from_its_own_weights():
     net = Plain()
     ready = Builder().build({**SHORT, "net": net})
     start = torch.cat([net.layer.weight.flatten(), net.layer.bias])
-    assert torch.equal(ready.simulation.method.row.cpu(), start)
+    assert torch.equal(ready.method.row.cpu(), start)
     before = net.layer.weight.clone()
-    ready.simulation.run()
+    drive(ready)
     assert torch.equal(net.layer.weight, before)
 
 
@@ -159,8 +161,8 @@ def test_a_net_that_cannot_be_stacked_runs_and_says_why():
             return super().forward(nn.functional.dropout(x, 0.5, self.training))
 
     result = fedcat.run(net=Dropping, engine="stacked", **SHORT)
-    assert result.summary["decisions"]["engine"] == "sequential"
-    assert result.summary["notes"] == [
+    assert result.summary.decisions["engine"] == "sequential"
+    assert result.summary.notes == [
         "engine sequential: the net cannot be stacked: its forward pass draws random numbers (dropout), which every "
         "client must draw for itself"
     ]
@@ -170,9 +172,9 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
     words = {**SHORT, "net": with_batch_norm, "partition": "iid", "batch_size": 71}
     ready = Builder().build({**words, "exact": False})
     assert set(ready.federation.sizes.tolist()) == {71, 72}
-    ready.simulation.run()
-    assert ready.simulation.engine.name == "stacked"
-    assert torch.isfinite(ready.simulation.method.row).all()
+    drive(ready)
+    assert ready.engine.name == "stacked"
+    assert torch.isfinite(ready.method.row).all()
     with pytest.raises(SettingError, match=r"clients? holds? a single sample.* set min_samples to 2 or more"):
         Builder().build({**words, "partition": "dirichlet", "alpha": 0.1, "clients": 50, "seed": 1})
 
@@ -221,7 +223,7 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
 )
 def test_bad_parts_are_named(given, message):
     with pytest.raises(SettingError, match=message):
-        Builder().build({**SHORT, **given}).simulation.run()
+        drive(Builder().build({**SHORT, **given}))
 
 
 def test_a_federation_brings_its_own_clients():
@@ -265,10 +267,8 @@ def test_options_are_written_with_their_defaults():
 def test_threads_are_as_before_after_a_run(monkeypatch):
     before = torch.get_num_threads()
     counts = []
-    run_together = fedcat.runs.runner.run_together
-    monkeypatch.setattr(
-        fedcat.runs.runner, "run_together", lambda *args: counts.append(torch.get_num_threads()) or run_together(*args)
-    )
+    drive = Driver.run
+    monkeypatch.setattr(Driver, "run", lambda *args: counts.append(torch.get_num_threads()) or drive(*args))
     fedcat.run(**SHORT, threads=before + 1)
     assert counts == [before + 1]
     assert torch.get_num_threads() == before
@@ -276,16 +276,16 @@ def test_threads_are_as_before_after_a_run(monkeypatch):
 
 def test_runs_in_several_threads_wait_for_each_other(monkeypatch):
     active, most = [], []
-    run_together = fedcat.runs.runner.run_together
+    drive = Driver.run
 
     def watched(*args):
         active.append(1)
         most.append(len(active))
         time.sleep(0.1)
-        run_together(*args)
+        drive(*args)
         active.pop()
 
-    monkeypatch.setattr(fedcat.runs.runner, "run_together", watched)
+    monkeypatch.setattr(Driver, "run", watched)
     alone = [fedcat.run(**SHORT, seed=seed, workers=1).accuracy for seed in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
         beside = list(pool.map(lambda seed: fedcat.run(**SHORT, seed=seed, workers=1).accuracy, (0, 1)))
@@ -296,16 +296,16 @@ def test_runs_in_several_threads_wait_for_each_other(monkeypatch):
 def test_engines_are_released_whatever_happens(monkeypatch):
     released = []
     monkeypatch.setattr(SequentialEngine, "release", lambda self: released.append(self))
-    monkeypatch.setattr(fedcat.runs.runner, "_result", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(Run, "result", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         fedcat.run(**SHORT, engine="sequential", workers=1)
     assert len(released) == 1
 
 
-def test_a_result_keeps_no_simulation_alive(monkeypatch):
+def test_a_result_keeps_no_run_alive(monkeypatch):
     made = []
-    start = Simulation.__init__
-    monkeypatch.setattr(Simulation, "__init__", lambda self, *args: made.append(ref(self)) or start(self, *args))
+    start = Run.__init__
+    monkeypatch.setattr(Run, "__init__", lambda self, *args: made.append(ref(self)) or start(self, *args))
     result = fedcat.run(**SHORT)
     gc.collect()
     assert [one() for one in made] == [None]

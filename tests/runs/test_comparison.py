@@ -44,14 +44,14 @@ def test_sweeps_go_through_all_combinations_that_a_method_knows():
         "fedcat alpha=1.0 epsilon=1.0",
     ]
     assert made.runs[3].settings.options["fedcat"]["epsilon"] == 1.0
-    assert made.runs[3].simulation.method.selector.epsilon == 1.0
+    assert made.runs[3].method.selector.epsilon == 1.0
     assert made.runs[0].settings.partition_options == {"alpha": 0.3}
 
 
 def test_ablations_are_settings_of_fedcat():
     made = fedcat.Comparison(["fedcat", "fedcat-gc", "fedcat-dc"], seeds=1, **SHORT)
-    lengths = [p.simulation.method.length for p in made.runs]
-    kinds = [type(p.simulation.method.selector).__name__ for p in made.runs]
+    lengths = [p.method.length for p in made.runs]
+    kinds = [type(p.method.selector).__name__ for p in made.runs]
     assert lengths == [2, 1, 2]
     assert kinds == ["GroupedSelector", "GroupedSelector", "FunctionSelector"]
 
@@ -176,7 +176,7 @@ def test_differences_are_paired_by_seed(tmp_path):
         "to": "fedavg",
         "best": wanted,
         "last_five": other.differences(first, "last_five"),
-        "accuracy": other.differences(first, "accuracy"),
+        "final": other.differences(first, "final"),
     }
     assert stored[0]["differences"]["best"] == [0.0, 0.0]
 
@@ -194,7 +194,7 @@ def test_the_figures_of_a_comparison_are_those_of_its_runs():
     for figure, value in (
         ("best", lambda r: max(r.accuracies)),
         ("last_five", lambda r: statistics.fmean(r.accuracies[-5:])),
-        ("accuracy", lambda r: r.accuracies[-1]),
+        ("final", lambda r: r.accuracies[-1]),
     ):
         found = [value(result) for result in line.results]
         assert plain[figure] == {"mean": statistics.fmean(found), "std": statistics.stdev(found)}
@@ -202,7 +202,7 @@ def test_the_figures_of_a_comparison_are_those_of_its_runs():
     traffic = [r.history[-1].up + r.history[-1].down for r in line.results]
     assert plain["bytes"] == statistics.fmean(traffic)
     assert plain["relative_traffic"] == pytest.approx(1.0)
-    assert plain["seconds"] == statistics.fmean(r.summary["seconds"] for r in line.results)
+    assert plain["seconds"] == statistics.fmean(r.summary.seconds for r in line.results)
     assert [run["seed"] for run in plain["runs"]] == [0, 1]
 
 
@@ -214,7 +214,7 @@ def test_an_option_or_local_setting_of_one_method_reaches_it_alone():
     assert (avg.lr, scaffold.lr) == (0.02, 0.05)
     assert (avg.epochs, scaffold.epochs) == (2, 1)
     assert scaffold.options["scaffold"] == {"variant": "plain", "weighting": "equal"}
-    assert [run.simulation.task.clip for run in made.runs] == [None, 10.0]
+    assert [run.task.clip for run in made.runs] == [None, 10.0]
 
 
 def test_options_of_a_method_that_is_not_compared_are_noted():
@@ -240,7 +240,7 @@ def test_a_refused_comparison_leaves_no_directory(tmp_path):
 
 def test_a_variant_is_short_in_print():
     one, two = (fedcat.compare(["fedavg"], seeds, **SHORT)[0] for seeds in (1, 2))
-    assert repr(one) == f"<VariantResult: fedavg, 1 seed, last five {one.mean_std('last_five')[0]:.2%}>"
+    assert repr(one) == f"<VariantResult: fedavg, 1 seed, last five accuracy {one.mean_std('last_five')[0]:.4f}>"
     assert " ± " in repr(two)
 
 

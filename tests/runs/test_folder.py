@@ -9,8 +9,17 @@ from torch import nn
 import fedcat
 from fedcat.core.errors import SettingError
 from fedcat.models.layout import Layout
-from fedcat.protocol.ledger import Entry
-from fedcat.runs.folder import RunFolder, model_tensors, read_history, read_model, save_model
+from fedcat.protocol.ledger import HopRecord
+from fedcat.runs.folder import (
+    COLUMNS,
+    RunFolder,
+    model_tensors,
+    read_history,
+    read_model,
+    read_summary,
+    save_model,
+)
+from fedcat.runs.history import Record
 
 SHORT = {"dataset": "digits", "alpha": 0.5, "clients": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
 
@@ -31,8 +40,8 @@ def test_the_folder_holds_everything(finished):
         "clients.json",
     }
     history = read_history(folder)
-    assert [line["round"] for line in history] == [1, 2, 3, 4]
-    assert history[1]["accuracy"] == finished.history[1].accuracy
+    assert history == finished.history
+    assert [record.round for record in history] == [1, 2, 3, 4]
     summary = json.loads((folder / "run.json").read_text())
     assert summary["status"] == "finished"
     assert summary["partition_hash"] == finished.federation.hash
@@ -46,10 +55,10 @@ def test_the_folder_holds_everything(finished):
 
 def test_the_traffic_file_adds_up_to_the_history(finished):
     lines = [line.split(",") for line in (finished.folder / "traffic.csv").read_text().splitlines()]
-    assert lines[0] == ["round", "client", "down", "up"]
+    assert lines[0] == ["round", "client", "copy", "attempt", "down", "up", "evaluation"]
     last = finished.history[-1]
-    assert sum(int(line[2]) for line in lines[1:]) == last.down
-    assert sum(int(line[3]) for line in lines[1:]) == last.up
+    assert sum(int(line[4]) for line in lines[1:]) == last.down
+    assert sum(int(line[5]) for line in lines[1:]) == last.up
     for record in finished.history:
         mine = sorted(int(line[1]) for line in lines[1:] if int(line[0]) == record.round)
         assert mine == sorted(record.clients)
@@ -164,41 +173,42 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         fedcat.load_model(tmp_path)
 
 
-def test_an_interrupt_keeps_every_round_of_every_run(tmp_path):
-    def stop(position, record):
-        if (position, record.round) == (1, 2):
+class Stop(fedcat.Callback):
+    """Interrupts everything after a round of a run."""
+
+    def __init__(self, round, name=None):
+        self.round, self.name = round, name
+
+    def on_round(self, run, record):
+        if record.round == self.round and self.name in (None, run.name):
             raise KeyboardInterrupt
 
+
+def test_an_interrupt_keeps_every_round_of_every_run(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        fedcat.compare(["fedavg", "fedcat"], seeds=2, out=tmp_path / "c", on_round=stop, **SHORT)
+        fedcat.compare(["fedavg", "fedcat"], seeds=2, out=tmp_path / "c", callbacks=[Stop(2, "fedavg-seed1")], **SHORT)
     for folder in (tmp_path / "c").iterdir():
         assert json.loads((folder / "run.json").read_text())["rounds"] == len(read_history(folder)) == 2
 
 
 def test_the_accuracy_of_an_interrupted_run_is_that_of_the_model_it_kept(tmp_path):
-    def stop(position, record):
-        if record.round == 5:
-            raise KeyboardInterrupt
-
     words = {**SHORT, "rounds": 20, "evaluate_every": 3, "lr": 0.2}
     with pytest.raises(KeyboardInterrupt):
-        fedcat.run(method="fedavg", out=tmp_path / "run", on_round=stop, **words)
+        fedcat.run(method="fedavg", out=tmp_path / "run", callbacks=[Stop(5)], **words)
     test = fedcat.DATASETS.get("digits")().test
     with torch.no_grad():
         logits = fedcat.load_model(tmp_path / "run")(test.inputs(slice(None), torch.float32))
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert summary["accuracy"]["final"] == pytest.approx((logits.argmax(1) == test.y).double().mean().item())
-    assert summary["accuracy"]["final"] != read_history(tmp_path / "run")[2]["accuracy"]
+    assert summary["metrics"]["global"]["accuracy"]["final"] == pytest.approx(
+        (logits.argmax(1) == test.y).double().mean().item()
+    )
+    assert summary["metrics"]["global"]["accuracy"]["final"] != read_history(tmp_path / "run")[2].accuracy
 
 
 def test_runs_that_were_done_before_an_interrupt_are_finished(tmp_path):
-    def stop(position, record):
-        if record.round == 4:
-            raise KeyboardInterrupt
-
     sweep, short = {"rounds": [2, 20]}, {name: value for name, value in SHORT.items() if name != "rounds"}
     with pytest.raises(KeyboardInterrupt):
-        fedcat.compare(["fedavg"], 1, sweep, out=tmp_path / "c", on_round=stop, **{**short, "evaluate_every": 2})
+        fedcat.compare(["fedavg"], 1, sweep, out=tmp_path / "c", callbacks=[Stop(4)], **{**short, "evaluate_every": 2})
     status = {p.name: json.loads((p / "run.json").read_text())["status"] for p in (tmp_path / "c").iterdir()}
     assert status == {"fedavg-rounds=2-seed0": "finished", "fedavg-rounds=20-seed0": "interrupted"}
 
@@ -260,36 +270,25 @@ def test_a_comparison_that_cannot_start_leaves_nothing(tmp_path):
 
 def test_a_model_that_is_not_finite_is_noted():
     result = fedcat.run(method=Breaking, options={"Breaking": {"how": "nan"}}, **SHORT)
-    assert "the global model contains numbers that are not finite" in result.summary["notes"]
+    assert "the global model contains numbers that are not finite" in result.summary.notes
 
 
 def test_an_interrupt_keeps_what_there_is(tmp_path):
-    def stop(position, record):
-        if record.round == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fedcat.run(out=tmp_path / "run", on_round=stop, **SHORT)
+        fedcat.run(out=tmp_path / "run", callbacks=[Stop(3)], **SHORT)
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("interrupted", 3)
     assert len(read_history(tmp_path / "run")) == 3
     fedcat.load_model(tmp_path / "run")
 
 
+def record(round, client):
+    return Record(round, hops=[HopRecord(round - 1, 0, 0, client, 10, 20, "arrived")])
+
+
 def test_a_round_that_an_interrupt_cut_short_is_written_once(tmp_path):
     folder = RunFolder(tmp_path / "run", "")
-    folder.add({"round": 1}, [Entry(0, 3, 10, 20)])
-
-    def cut():
-        yield Entry(1, 4, 10, 20)
-        raise KeyboardInterrupt
-
-    class Cut(list):
-        def __iter__(self):
-            return cut()
-
-    with pytest.raises(KeyboardInterrupt):
-        folder.add({"round": 2}, Cut())
+    folder.add(record(1, 3))
     whole = folder._put
 
     def write_and_stop(name, end, text):
@@ -300,32 +299,29 @@ def test_a_round_that_an_interrupt_cut_short_is_written_once(tmp_path):
 
     folder._put = write_and_stop
     with pytest.raises(KeyboardInterrupt):
-        folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
+        folder.add(record(2, 4))
     folder._put = whole
     assert folder.rounds == 1
-    folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
-    folder.finish({}, {})
-    assert [line["round"] for line in read_history(folder.path)] == [1, 2]
-    assert (folder.path / "traffic.csv").read_text() == "round,client,down,up\n1,3,10,20\n2,4,10,20\n"
+    folder.add(record(2, 4))
+    assert read_history(folder.path) == [record(1, 3), record(2, 4)]
+    assert (folder.path / "traffic.csv").read_text() == COLUMNS + "1,3,0,0,10,20,0\n2,4,0,0,10,20,0\n"
 
 
-def test_the_summary_has_these_entries(finished):
-    summary = json.loads((finished.folder / "run.json").read_text())
-    assert set(summary) == {
-        *("status", "rounds", "accuracy", "others", "bytes", "relative_traffic", "seconds", "seconds_estimated"),
-        *(
-            "decisions",
-            "kernels",
-            "device_name",
-            "net",
-            "input_shape",
-            "classes",
-            "partition_hash",
-            "versions",
-            "notes",
-        ),
-    }
-    assert summary["rounds"] == 4
-    assert summary["net"] == {"parameters": sum(p.numel() for p in finished.model().parameters()), "buffers": 0}
-    assert (summary["input_shape"], summary["classes"]) == ([1, 8, 8], 10)
-    assert summary["bytes"] == {"up": finished.history[-1].up, "down": finished.history[-1].down}
+def test_the_summary_comes_back_as_it_was(finished):
+    plain = json.loads((finished.folder / "run.json").read_text())
+    assert plain["version"] == 2
+    assert read_summary(finished.folder) == finished.summary
+    summary = finished.summary
+    assert summary.name == "fedcat-seed0"
+    assert summary.rounds == 4
+    assert summary.net == {"parameters": sum(p.numel() for p in finished.model().parameters()), "buffers": 0}
+    assert (summary.input_shape, summary.classes, summary.outputs) == ([1, 8, 8], 10, 10)
+    assert summary.bytes == {"up": finished.history[-1].up, "down": finished.history[-1].down, "evaluation": 0}
+    assert summary.figures().best == max(finished.accuracies) == finished.best
+
+
+def test_a_summary_of_another_format_is_an_error_with_both_versions(finished):
+    file = finished.folder / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 1}))
+    with pytest.raises(SettingError, match="written in format 1, and this version of fedcat reads 2"):
+        fedcat.load_model(finished.folder)

@@ -20,11 +20,12 @@ from torch import nn
 
 import fedcat
 from fedcat.core.errors import SettingError
-from fedcat.protocol.ledger import Entry
+from fedcat.protocol.ledger import HopRecord
 from fedcat.runs.build import Builder
-from fedcat.runs.folder import RunFolder, claim, read_history, reserve
+from fedcat.runs.driver import Driver
+from fedcat.runs.folder import COLUMNS, RunFolder, claim, read_history, reserve
+from fedcat.runs.history import Record
 from fedcat.runs.runner import execute
-from fedcat.runs.simulation import run_together
 
 SHORT = {"dataset": "digits", "clients": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
 SOURCE = Path(__file__).parents[2] / "src"
@@ -33,6 +34,11 @@ SOURCE = Path(__file__).parents[2] / "src"
 def prepared(count, **given):
     builder = Builder()
     return [builder.build({**SHORT, "method": "fedavg", "seed": seed, **given}) for seed in range(count)]
+
+
+def record(round, *hops):
+    made = [HopRecord(round - 1, i, 0, client, down, up, "arrived") for i, (client, down, up) in enumerate(hops)]
+    return Record(round, hops=made)
 
 
 # Directories
@@ -104,14 +110,15 @@ def test_comparisons_started_at_once_lose_nothing(tmp_path):
 
 
 def test_a_removed_directory_does_not_take_the_others_with_it(tmp_path):
-    def remove(position, record):
-        if (position, record.round) == (1, 2):
-            shutil.rmtree(tmp_path / "1")
+    class Remove(fedcat.Callback):
+        def on_round(self, run, record):
+            if (run.settings.seed, record.round) == (1, 2):
+                shutil.rmtree(tmp_path / "1")
 
-    results = execute(prepared(4), [tmp_path / str(i) for i in range(4)], remove)
+    results = execute(prepared(4), [tmp_path / str(i) for i in range(4)], [Remove()])
     assert [result.status for result in results] == ["finished"] * 4
     assert [bool(result.unwritten) for result in results] == [False, True, False, False]
-    assert "the run is not completely written: " in results[1].summary["notes"][-1]
+    assert "the run is not completely written: " in results[1].summary.notes[-1]
     assert "No such file" in results[1].unwritten
     for i in (0, 2, 3):
         assert json.loads((tmp_path / str(i) / "run.json").read_text())["status"] == "finished"
@@ -120,45 +127,48 @@ def test_a_removed_directory_does_not_take_the_others_with_it(tmp_path):
 
 
 def test_a_comparison_with_an_unwritable_run_still_writes_its_table(tmp_path):
-    def remove(position, record):
-        if (position, record.round) == (0, 2):
-            shutil.rmtree(tmp_path / "c" / "fedavg-seed0")
+    class Remove(fedcat.Callback):
+        def on_round(self, run, record):
+            if (run.name, record.round) == ("fedavg-seed0", 2):
+                shutil.rmtree(tmp_path / "c" / "fedavg-seed0")
 
     with pytest.warns(UserWarning, match="fedavg: the run is not completely written"):
-        fedcat.compare(["fedavg", "fedprox"], 1, out=tmp_path / "c", on_round=remove, **SHORT)
+        fedcat.compare(["fedavg", "fedprox"], 1, out=tmp_path / "c", callbacks=[Remove()], **SHORT)
     assert len(json.loads((tmp_path / "c" / "comparison.json").read_text())) == 2
     assert (tmp_path / "c" / "fedprox-seed0" / "model.safetensors").exists()
 
 
 def test_what_a_full_disk_refused_is_written_when_there_is_room_again(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run", "")
-    assert folder.add({"round": 1}, [Entry(0, 3, 10, 20)])
+    assert folder.add(record(1, (3, 10, 20)))
     whole = folder._put
     monkeypatch.setattr(folder, "_put", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    assert not folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
+    assert not folder.add(record(2, (4, 10, 20)))
     assert "No space left on device" in folder.trouble
     assert folder.rounds == 1
     monkeypatch.setattr(folder, "_put", whole)
-    assert folder.add({"round": 2}, [Entry(1, 4, 10, 20)])
+    assert folder.add(record(2, (4, 10, 20)))
     assert folder.trouble == ""
-    assert [line["round"] for line in read_history(folder.path)] == [1, 2]
-    assert (folder.path / "traffic.csv").read_text() == "round,client,down,up\n1,3,10,20\n2,4,10,20\n"
+    assert [line.round for line in read_history(folder.path)] == [1, 2]
+    assert (folder.path / "traffic.csv").read_text() == COLUMNS + "1,3,0,0,10,20,0\n2,4,0,0,10,20,0\n"
 
 
 def test_a_model_that_cannot_be_saved_is_trouble_and_not_an_error(tmp_path):
     folder = RunFolder(tmp_path / "run", "")
     shutil.rmtree(folder.path)
-    folder.finish({"global": {"w": torch.ones(2)}}, {})
+    folder.finish({"global": {"w": torch.ones(2)}}, None)
     assert str(folder.path) in folder.trouble
 
 
-def test_an_end_that_fails_is_raised_after_the_other_runs_are_written(tmp_path, monkeypatch):
+def test_an_end_that_fails_leaves_the_other_runs_alone(tmp_path, monkeypatch):
     runs = prepared(3, per_client=True)
-    monkeypatch.setattr(runs[0].simulation, "client_accuracies", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        execute(runs, [tmp_path / str(i) for i in range(3)])
-    assert not (tmp_path / "0" / "run.json").exists()
-    assert all((tmp_path / str(i) / "run.json").exists() for i in (1, 2))
+    monkeypatch.setattr(runs[0], "client_scores", lambda: 1 / 0)
+    results = execute(runs, [tmp_path / str(i) for i in range(3)])
+    assert [result.status for result in results] == ["failed", "finished", "finished"]
+    assert isinstance(results[0].error, ZeroDivisionError)
+    written = [json.loads((tmp_path / str(i) / "run.json").read_text()) for i in range(3)]
+    assert [one["status"] for one in written] == ["failed", "finished", "finished"]
+    assert "ZeroDivisionError: division by zero (in the evaluation on each client" in written[0]["notes"][-1]
 
 
 def test_more_runs_than_open_files(tmp_path):
@@ -167,7 +177,7 @@ def test_more_runs_than_open_files(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 25, hard))
     try:
         folders = [RunFolder(tmp_path / str(i), "") for i in range(30)]
-        assert all(folder.add({"round": 1}, []) for folder in folders)
+        assert all(folder.add(Record(1)) for folder in folders)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not any(folder.trouble for folder in folders)
@@ -183,9 +193,9 @@ def test_directories_of_runs_that_cannot_all_be_made_are_removed(tmp_path):
 
 def test_without_a_directory_the_ledger_keeps_totals_only():
     (run,) = prepared(1)
-    (result,) = execute([run], [None])
-    assert list(run.simulation.ledger) == []
-    assert run.simulation.ledger.total == sum(result.summary["bytes"].values()) > 0
+    (result,) = execute([run])
+    assert list(run.ledger) == []
+    assert run.ledger.total == result.summary.bytes["up"] + result.summary.bytes["down"] > 0
 
 
 # A killed process
@@ -212,7 +222,7 @@ def test_after_a_kill_at_any_moment_the_files_hold_whole_rounds(tmp_path, monkey
     def write():
         folder = RunFolder(tmp_path / "run", "seed = 0\n")
         for round in range(20):
-            folder.add({"round": round + 1}, [Entry(round, 7, 1, 2), Entry(round, 9, 3, 4)])
+            folder.add(record(round + 1, (7, 1, 2), (9, 3, 4)))
 
     with pytest.raises(KilledError):
         write()
@@ -221,12 +231,12 @@ def test_after_a_kill_at_any_moment_the_files_hold_whole_rounds(tmp_path, monkey
         assert moment < 2
         return
     history = read_history(tmp_path / "run")
-    assert [record["round"] for record in history] == list(range(1, len(history) + 1))
+    assert [one.round for one in history] == list(range(1, len(history) + 1))
     assert len(history) == max(0, (moment - 2) // 2)
     traffic = (tmp_path / "run" / "traffic.csv").read_text().splitlines()
-    for record in history:
-        mine = [line for line in traffic if line.startswith(f"{record['round']},")]
-        assert mine == [f"{record['round']},7,1,2", f"{record['round']},9,3,4"]
+    for one in history:
+        mine = [line for line in traffic if line.startswith(f"{one.round},")]
+        assert mine == [f"{one.round},7,0,0,1,2,0", f"{one.round},9,1,0,3,4,0"]
 
 
 def test_a_killed_run_leaves_what_was_written(tmp_path):
@@ -240,7 +250,7 @@ def test_a_killed_run_leaves_what_was_written(tmp_path):
         while time.monotonic() < until and not (history.exists() and history.read_text().count("\n") >= 3):
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
-    rounds = [record["round"] for record in read_history(tmp_path / "cut")]
+    rounds = [record.round for record in read_history(tmp_path / "cut")]
     assert rounds == list(range(1, len(rounds) + 1))
     assert len(rounds) >= 3
     assert not (tmp_path / "cut" / "run.json").exists()
@@ -264,7 +274,7 @@ def test_a_run_in_which_no_hop_arrived_is_untrained(tmp_path):
         result = fedcat.run(method="fedavg", lr=1e30, out=tmp_path / "run", **{**SHORT, "epochs": 3, "min_samples": 20})
     assert result.status == "untrained"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "untrained"
-    again = Builder().build({**SHORT, "method": "fedavg", "min_samples": 20}).simulation.method.row
+    again = Builder().build({**SHORT, "method": "fedavg", "min_samples": 20}).method.row
     assert torch.equal(result._rows["global"], again)
 
 
@@ -288,7 +298,12 @@ def test_a_note_of_one_seed_names_the_seed():
 
 def test_progress_from_python(capsys):
     seen = []
-    fedcat.run(method="fedavg", progress=True, on_round=lambda position, record: seen.append(record.round), **SHORT)
+
+    class Noted(fedcat.Callback):
+        def on_round(self, run, record):
+            seen.append(record.round)
+
+    fedcat.run(method="fedavg", progress=True, callbacks=[Noted], **SHORT)
     assert "round 4/4  fedavg " in capsys.readouterr().out
     assert seen == [1, 2, 3, 4]
     with warnings.catch_warnings():
@@ -302,8 +317,8 @@ def test_a_result_is_short_in_print_and_survives_pickling():
 
     result = fedcat.run(method="fedavg", **SHORT)
     assert repr(result) == (
-        f"<Result: fedavg on digits, finished after 4 of 4 rounds, accuracy {result.accuracy:.2%}, "
-        f"best {result.best:.2%}>"
+        f"<Result: fedavg on digits, finished after 4 of 4 rounds, accuracy {result.accuracy:.4g}, "
+        f"best {result.best:.4g}>"
     )
     back = pickle.loads(pickle.dumps(result))
     assert back.accuracies == result.accuracies
@@ -311,7 +326,7 @@ def test_a_result_is_short_in_print_and_survives_pickling():
 
 
 def test_the_summary_names_the_versions_that_matter():
-    versions = fedcat.run(method="fedavg", **SHORT).summary["versions"]
+    versions = fedcat.run(method="fedavg", **SHORT).summary.versions
     assert versions["numpy"] == np.__version__
     assert set(versions) == {"fedcat", "torch", "numpy", "python"}
 
@@ -333,19 +348,19 @@ def test_a_method_that_trains_longer_takes_longer_in_a_comparison():
 def test_the_seconds_of_a_run_alone_are_measured(method):
     begin = time.perf_counter()
     result = fedcat.run(method=method, **SHORT)
-    assert 0 < result.summary["seconds"] <= time.perf_counter() - begin
-    assert result.summary["seconds_estimated"] is False
+    assert 0 < result.summary.seconds <= time.perf_counter() - begin
+    assert result.summary.seconds_estimated is False
     seconds = [record.seconds for record in result.history]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0
 
 
 def test_the_seconds_of_runs_side_by_side_add_up_to_the_time_that_passed():
-    simulations = [run.simulation for run in prepared(3, workers=1)]
+    runs = prepared(3, workers=1)
     begin = time.perf_counter()
-    run_together(simulations)
+    Driver(runs).run()
     passed = time.perf_counter() - begin
-    assert 0.8 * passed < sum(simulation.seconds for simulation in simulations) <= passed
+    assert 0.8 * passed < sum(run.seconds for run in runs) <= passed
 
 
 # Evaluations
@@ -416,25 +431,27 @@ def test_owners_are_counted_again_if_a_files_min_samples_is_replaced(tmp_path):
 
 
 def test_a_comparison_whose_directory_vanishes_keeps_its_results(tmp_path):
-    def remove(position, record):
-        if (position, record.round) == (1, 2):
-            shutil.rmtree(tmp_path / "c")
+    class Remove(fedcat.Callback):
+        def on_round(self, run, record):
+            if (run.settings.method, record.round) == ("fedprox", 2):
+                shutil.rmtree(tmp_path / "c")
 
     with pytest.warns(UserWarning, match="the table is not written: .*No such file or directory"):
-        found = fedcat.compare(["fedavg", "fedprox"], 1, out=tmp_path / "c", on_round=remove, **SHORT)
+        found = fedcat.compare(["fedavg", "fedprox"], 1, out=tmp_path / "c", callbacks=[Remove()], **SHORT)
     assert [line.results[0].status for line in found] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize("name", ["history.jsonl", "traffic.csv"])
 def test_a_file_that_vanishes_is_told(tmp_path, name):
-    def remove(position, record):
-        if record.round == 2:
-            (tmp_path / "run" / name).unlink()
+    class Remove(fedcat.Callback):
+        def on_round(self, run, record):
+            if record.round == 2:
+                (tmp_path / "run" / name).unlink()
 
-    (result,) = execute(prepared(1), [tmp_path / "run"], remove)
+    (result,) = execute(prepared(1), [tmp_path / "run"], [Remove()])
     assert "No such file" in result.unwritten
     (note,) = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
-    assert note == f"the run is not completely written: {result.unwritten}" == result.summary["notes"][-1]
+    assert note == f"the run is not completely written: {result.unwritten}" == result.summary.notes[-1]
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
@@ -449,14 +466,14 @@ def test_a_run_of_which_nothing_could_be_written_starts_with_its_columns_later(t
     folder = RunFolder(tmp_path / "run", "")
     assert folder.trouble
     monkeypatch.setattr(RunFolder, "_put", whole)
-    assert folder.add({"round": 1}, [Entry(0, 3, 10, 20)])
-    assert (folder.path / "traffic.csv").read_text() == "round,client,down,up\n1,3,10,20\n"
+    assert folder.add(record(1, (3, 10, 20)))
+    assert (folder.path / "traffic.csv").read_text() == COLUMNS + "1,3,0,0,10,20,0\n"
 
 
 def test_each_clients_accuracy_is_written_only_if_it_is_asked_for(tmp_path):
     for name, per_client in (("a", False), ("b", True)):
         result = fedcat.run(method="fedavg", out=tmp_path / name, per_client=per_client, **SHORT)
-        assert (tmp_path / name / "clients.json").exists() == per_client == ("clients" in result.summary)
+        assert (tmp_path / name / "clients.json").exists() == per_client == (result.clients is not None)
 
 
 def test_names_of_directories_have_no_separators(tmp_path):
@@ -469,5 +486,5 @@ def test_three_seeds_unless_another_number_is_asked_for():
 
 def test_a_method_sees_one_blank_input():
     (run,) = prepared(1)
-    assert run.simulation.method.context.blank.shape == (1, 1, 8, 8)
-    assert torch.count_nonzero(run.simulation.method.context.blank) == 0
+    assert run.method.context.blank.shape == (1, 1, 8, 8)
+    assert torch.count_nonzero(run.method.context.blank) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedcat.bench.plain_loop import PlainLoop
 from fedcat.bench.workload import Workload
 from fedcat.core.precision import precision_context
 from fedcat.models.traits import traits
-from fedcat.runs.simulation import Simulation, step_together
+from fedcat.runs.driver import Driver
 
 PASSES = 3
 """The arithmetic of a step, in forward passes: forward, backward to the inputs, backward to the weights."""
@@ -119,7 +119,7 @@ class Bench:
     def __init__(self, work: Workload, device: torch.device, turns: int = 3) -> None:
         self.work, self.device, self.turns = work, device, turns
         self.data = work.dataset()
-        (like,) = work.simulations(1, self.data, device=str(device), engine="sequential")
+        (like,) = work.runs(1, self.data, device=str(device), engine="sequential")
         self.like = like
         self.loops = {name: PlainLoop(work, like, loader) for name, loader in (("plain", False), ("loader", True))}
         self.threads = torch.get_num_threads()
@@ -149,17 +149,17 @@ class Bench:
     def time(self, case: Case) -> Timing:
         """Time one case, alternating with both loops."""
         settings = {"engine": case.engine, "precision": case.precision, "exact": case.exact}
-        simulations = self.work.simulations(case.runs, self.data, device=str(self.device), **settings)
-        engine = simulations[0].engine
+        runs = self.work.runs(case.runs, self.data, device=str(self.device), **settings)
+        engine, driver = runs[0].engine, Driver(runs)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         try:
-            start = clock(lambda: step_together(simulations), self.device)
+            start = clock(driver.step, self.device)
             for _ in range(WARM if self.device.type == "cuda" else 1):
-                step_together(simulations)
+                driver.step()
             memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-            turns = [self._turn(simulations) for _ in range(self.turns)]
-            kernels = engine.kernels(simulations[0].task)
+            turns = [self._turn(driver) for _ in range(self.turns)]
+            kernels = engine.kernels(runs[0].task)
         finally:
             torch.set_num_threads(self.threads)
             engine.release()
@@ -181,13 +181,13 @@ class Bench:
             memory=float(memory),
         )
 
-    def _turn(self, simulations: Sequence[Simulation]) -> tuple[float, float, float, int]:
+    def _turn(self, driver: Driver) -> tuple[float, float, float, int]:
         """Return the seconds of one round of all runs, of both loops for as many steps, and the number of steps."""
-        ours = clock(lambda: step_together(simulations), self.device)
-        records = [simulation.history[-1] for simulation in simulations]
-        steps = sum(self.work.steps(s, r.clients) for s, r in zip(simulations, records, strict=True))
-        clients = records[0].clients
-        own = self.work.steps(simulations[0], clients)
+        ours = clock(driver.step, self.device)
+        runs = list(driver.runs.values())
+        steps = sum(self.work.steps(run, run.history[-1].clients) for run in runs)
+        clients = runs[0].history[-1].clients
+        own = self.work.steps(runs[0], clients)
         times = []
         torch.set_num_threads(self.loop_threads)
         for loop in self.loops.values():

@@ -11,23 +11,23 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcat.bench.workload import Workload
 from fedcat.models.nets import NETS
-from fedcat.runs.simulation import Simulation
+from fedcat.runs.run import Run
 
 
 class PlainLoop:
-    """FedAvg in plain PyTorch on the clients of a simulation.
+    """FedAvg in plain PyTorch on the clients of a run.
 
     Parameters
     ----------
     work : Workload
         The workload.
-    like : Simulation
-        The simulation whose clients, samples and device it uses.
+    like : Run
+        The run whose clients, samples and device it uses.
     loader : bool
         Take batches from a ``DataLoader`` instead of slicing tensors.
     """
 
-    def __init__(self, work: Workload, like: Simulation, loader: bool = False) -> None:
+    def __init__(self, work: Workload, like: Run, loader: bool = False) -> None:
         self.work, self.loader = work, loader
         self.device = like.task.layout.device
         build = NETS.get(work.net)

@@ -11,7 +11,7 @@ from fedcat.core.errors import unknown_name
 from fedcat.data.dataset import Dataset
 from fedcat.data.pool import Pool
 from fedcat.runs.build import Builder
-from fedcat.runs.simulation import Simulation
+from fedcat.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Workload:
         y = rng.integers(10, size=count)
         return Dataset("random images", Pool(x, y), Pool(x[:1000], y[:1000]), 10)
 
-    def simulations(self, runs: int, data: Dataset, **settings: Any) -> list[Simulation]:
-        """Return FedAvg simulations with different seeds, which are never evaluated."""
+    def runs(self, runs: int, data: Dataset, **settings: Any) -> list[Run]:
+        """Return FedAvg runs with different seeds, which are never evaluated."""
         builder = Builder()
         given = {"dataset": data, "net": self.net, "method": "fedavg", "clients": self.clients, "alpha": self.alpha}
         given |= {"per_round": self.per_round, "epochs": self.epochs, "batch_size": self.batch_size, "data_seed": 0}
         given |= {"rounds": 10**9, "evaluate_every": 10**9, "lr": 1e-3, "momentum": 0.5, "min_samples": 2, **settings}
-        return [builder.build({**given, "seed": seed}).simulation for seed in range(runs)]
+        return [builder.build({**given, "seed": seed}) for seed in range(runs)]
 
-    def steps(self, simulation: Simulation, clients: list[int]) -> int:
+    def steps(self, run: Run, clients: list[int]) -> int:
         """Return the number of local steps that `clients` take in a round."""
-        return sum(self.epochs * -(-simulation.task.samples(client) // self.batch_size) for client in clients)
+        return sum(self.epochs * -(-run.task.samples(client) // self.batch_size) for client in clients)

@@ -47,13 +47,14 @@ from fedcat.data.dataset import DATASETS
 from fedcat.methods import METHODS
 from fedcat.methods.selection import SELECTORS
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.models.metrics import METRICS
 from fedcat.models.nets import NETS
 from fedcat.runs.build import Builder
 from fedcat.runs.comparison import Comparison
 from fedcat.runs.folder import check_free, reserve
 from fedcat.runs.progress import ProgressDisplay
+from fedcat.runs.result import Result
 from fedcat.runs.runner import execute
-from fedcat.runs.summary import Result
 from fedcat.version import __version__
 
 app = typer.Typer(
@@ -111,21 +112,20 @@ def run(
         check_free(out_folder)
     tables = _tables(option, dataset_option, partition_option, server_option)
     with _setting_up():
-        prepared = Builder().build({**given, **tables}, SettingsFile.read(file, trust, given))
-    settings, decisions = prepared.settings, prepared.decisions
-    show_notes(err, prepared.notes)
-    say(out, f"{settings.method} on {prepared.federation}")
+        built = Builder().build({**given, **tables}, SettingsFile.read(file, trust, given))
+    settings, decisions = built.settings, built.decisions
+    show_notes(err, built.early_notes)
+    say(out, f"{settings.method} on {built.federation}")
     say(out, describe([settings]))
     say(out, f"engine {decisions.engine} on {decisions.device}: {decisions.reason}")
-    progress = ProgressDisplay(out, [settings.method], [settings.rounds])
+    progress = ProgressDisplay(out, [built], [settings.method])
     with _folder(out_folder, f"{settings.method}-{settings.dataset}") as path:
         try:
-            with progress:
-                result = execute([prepared], [path], progress)[0]
+            result = execute([built], [path], [progress])[0]
         except KeyboardInterrupt:
             _interrupted(progress, path)
-    show_notes(err, result.summary["notes"][len(prepared.notes) :])
-    show_result(out, result)
+    show_notes(err, built.late_notes)
+    show_result(out, result, built.metrics)
     _exit([result])
 
 
@@ -170,17 +170,16 @@ def compare(
     say(out, f"{plural(len(runs), 'run')} side by side on {on}")
     say(out, describe([one.settings for one in runs]))
     labels = [label for label in comparison.labels for _ in comparison.seeds]
-    progress = ProgressDisplay(out, labels, [one.settings.rounds for one in runs])
+    progress = ProgressDisplay(out, runs, labels)
     with _folder(out_folder, f"compare-{runs[0].settings.dataset}") as path:
         comparison.out = path
         try:
-            with progress:
-                found = comparison.run(progress)
+            found = comparison.run([progress])
         except KeyboardInterrupt:
             _interrupted(progress, path)
-    show_notes(err, comparison.late_notes(found))
-    show_comparison(out, found)
-    total = sum(one.simulation.seconds for one in runs)
+    show_notes(err, comparison.late_notes)
+    show_comparison(out, found, runs[0].monitor)
+    total = sum(one.seconds for one in runs)
     show_fields(out, {"time": f"{total:.1f} s for {plural(len(runs), 'run')}", "directory": str(path)})
     _exit([result for variant in found for result in variant.results], comparison.unwritten)
 
@@ -197,6 +196,12 @@ def list_methods() -> None:
 def list_nets() -> None:
     """List the nets."""
     show_registry(out, NETS)
+
+
+@app.command("metrics", cls=Command)
+def list_metrics() -> None:
+    """List the metrics."""
+    show_registry(out, METRICS)
 
 
 @app.command("presets", cls=Command)
@@ -251,8 +256,8 @@ def _folder(chosen: Path | None, stem: str) -> Iterator[Path]:
 
 
 def _exit(results: Sequence[Result], unwritten: str = "") -> None:
-    """End with exit code 1 if a run trained nothing, or if something could not be written."""
-    if unwritten or any(result.status == "untrained" or result.unwritten for result in results):
+    """End with exit code 1 if a run failed or trained nothing, or if something could not be written."""
+    if unwritten or any(result.status in ("untrained", "failed") or result.unwritten for result in results):
         raise typer.Exit(1)
 
 

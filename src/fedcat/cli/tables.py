@@ -19,11 +19,15 @@ from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.data.federation import Federation
 from fedcat.data.skew import Skew
 from fedcat.methods import declared
+from fedcat.models.metrics import Metric
 from fedcat.runs.comparison import VariantResult, mean_std
-from fedcat.runs.summary import Result
+from fedcat.runs.result import Result
+from fedcat.runs.summary import Figures
 
 MOST_SEEDS = 5
 """Seeds whose differences are listed; the mean is over all."""
+SPREAD = {"mean": "mean", "weighted_mean": "weighted", "worst_decile": "worst tenth", "std": "deviation"}
+"""How a metric spreads over clients, and the headings in tables."""
 
 
 def say(console: Console, text: str, indent: int = 0) -> None:
@@ -89,65 +93,105 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def show_result(console: Console, result: Result) -> None:
+def show_result(console: Console, result: Result, metrics: Mapping[str, Metric]) -> None:
     """Print the result of one run."""
-    traffic, relative = result.summary["bytes"], result.summary["relative_traffic"]
-    others = {name: found for name, found in result.summary["others"].items() if not name.startswith("copy ")}
-    fields = {
-        "accuracy": _figures(result.summary["accuracy"]),
-        **{name: _figures(found) for name, found in others.items()},
-        "traffic": f"{size(traffic['down'])} down, {size(traffic['up'])} up, {relative:.2f} times FedAvg",
-        "time": f"{result.summary['seconds']:.1f} s",
-        "directory": str(result.folder),
-    }
-    show_fields(console, fields)
+    summary = result.summary
+    monitor = metrics[summary.monitor]
+    others = {name: summary.figures(name) for name in summary.others if not name.startswith("copy ")}
+    further = {name: found for name, found in summary.metrics["global"].items() if name not in (monitor.name, "loss")}
+    traffic, relative, chosen = summary.bytes, summary.relative_traffic, summary.chosen
+    fields = {monitor.name: _figures(summary.figures(), monitor)}
+    fields |= {name: _figures(found, monitor) for name, found in others.items()}
+    fields |= {name: _figures(found, metrics[name]) for name, found in further.items()}
+    if chosen is not None:
+        test = monitor.text(chosen.metrics[monitor.name])
+        fields["chosen"] = (
+            f"{test} after round {chosen.round}, best on validation data: {monitor.text(chosen.validation)}"
+        )
+    if monitor.name in summary.client_test:
+        fields["clients"] = _spread(summary.client_test[monitor.name], monitor)
+    fields["traffic"] = f"{size(traffic['down'])} down, {size(traffic['up'])} up" + (
+        "" if relative is None else f", {relative:.2f} times FedAvg"
+    )
+    if traffic["evaluation"]:
+        fields["traffic"] += f"; evaluation on clients {size(traffic['evaluation'])}"
+    show_fields(console, {**fields, "time": f"{summary.seconds:.1f} s", "directory": str(result.folder)})
 
 
-def _figures(found: Mapping[str, float]) -> str:
-    final, best, last = (100 * found[name] for name in ("final", "best", "last_five"))
-    return f"{final:.2f} % (best {best:.2f} %, mean of the last five evaluations {last:.2f} %)"
+def _figures(found: Figures, metric: Metric) -> str:
+    if found.final is None or found.best is None or found.last_five is None:
+        return "not evaluated"
+    best, last = metric.text(found.best), metric.text(found.last_five)
+    return f"{metric.text(found.final)} (best {best}, mean of the last five evaluations {last})"
 
 
-def show_comparison(console: Console, lines: Sequence[VariantResult]) -> None:
-    """Print a comparison's table."""
+def _spread(found: Mapping[str, float], metric: Metric) -> str:
+    mean, weighted, worst, deviation = (metric.text(found[name]) for name in SPREAD)
+    return f"mean {mean}, weighted by samples {weighted}, worst tenth {worst}, standard deviation {deviation}"
+
+
+def show_comparison(console: Console, lines: Sequence[VariantResult], metric: Metric) -> None:
+    """Print a comparison's table of the monitored metric."""
     seeds = len(lines[0].results)
     pm = "±" if console.encoding.lower().startswith("utf") else "+-"
     title = f"mean {pm} standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    say(console, f"test accuracy in %, {title}")
+    say(console, f"test {metric.name}{' in %' if metric.percent else ''}, {title}")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run")
-    for heading in ("best", "last five", "traffic", "est. time" if lines[0].seconds_estimated else "time"):
+    chosen = ["chosen"] if all("chosen" in line.figures for line in lines) else []
+    figures = ["best", "last_five", *chosen]
+    headings = [*(figure.replace("_", " ") for figure in figures), "traffic"]
+    for heading in (*headings, "est. time" if lines[0].seconds_estimated else "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
         for model in ("global", *(name for name in line.others if not name.startswith("copy "))):
-            scores = [_score(line.mean_std(figure, model), pm) for figure in ("best", "last_five")]
+            shown = figures if model == "global" else figures[:2]
+            scores = [_score(line.mean_std(figure, model), metric, pm) for figure in shown]
             cost = (f"{size(line.traffic)} {line.relative_traffic:.2f}x", f"{line.seconds:.1f} s")
             table.add_row(*((line.label, *scores, *cost) if model == "global" else (f"  its {model}", *scores)))
     console.print(table)
     say(
         console,
-        "best: the largest of the accuracies on the test data, so it is optimistic; last five: mean of the last five "
+        f"best: the best {metric.name} on the test data, so it is optimistic; last five: mean of the last five "
         "evaluations; traffic: of one run, and relative to FedAvg's: a model down and a model up each time a client "
-        "trains",
+        "trains" + ("; chosen: at the evaluation with the best score on validation data" if chosen else ""),
     )
     if lines[0].seconds_estimated:
         say(console, "est. time: of one run, an estimate: runs that train together share the time by their steps")
+    if all(line.client_test() for line in lines):
+        _show_clients(console, lines, metric)
     if len(lines) > 1:
-        _show_differences(console, lines, pm)
+        _show_differences(console, lines, metric, pm)
 
 
-def _score(figure: tuple[float, float | None], pm: str, sign: str = "") -> str:
-    """Return a mean and, if there is one, its deviation in percent."""
+def _score(figure: tuple[float, float | None], metric: Metric, pm: str, sign: str = "") -> str:
+    """Return a mean and, if there is one, its deviation; in percent if the metric is shown so."""
     mean, deviation = figure
-    return f"{100 * mean:{sign}.2f}" + ("" if deviation is None else f" {pm} {100 * deviation:.2f}")
+    scale, form = (100, ".2f") if metric.percent else (1, ".4f")
+    return f"{scale * mean:{sign}{form}}" + ("" if deviation is None else f" {pm} {scale * deviation:{form}}")
 
 
-def _show_differences(console: Console, lines: Sequence[VariantResult], pm: str) -> None:
+def _show_clients(console: Console, lines: Sequence[VariantResult], metric: Metric) -> None:
+    """Print how a metric spreads over the clients' own test data."""
+    console.print()
+    say(console, f"{metric.name} on the clients' own test data{' in %' if metric.percent else ''}, mean over seeds")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run")
+    for heading in SPREAD.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        found = line.client_test()
+        table.add_row(line.label, *(_score((found[name], None), metric, "") for name in SPREAD))
+    console.print(table)
+
+
+def _show_differences(console: Console, lines: Sequence[VariantResult], metric: Metric, pm: str) -> None:
     """Print by how much the other variants exceed the first, seed by seed."""
     first, *others = lines
     seeds = [result.settings.seed for result in first.results]
     console.print()
-    say(console, f"difference in last five to {first.label} with the same seed, in percentage points")
+    unit = ", in percentage points" if metric.percent else ""
+    say(console, f"difference in last five to {first.label} with the same seed{unit}")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run")
     headings = ["mean", *(f"seed {seed}" for seed in seeds[:MOST_SEEDS])] if len(seeds) > 1 else [f"seed {seeds[0]}"]
@@ -155,8 +199,8 @@ def _show_differences(console: Console, lines: Sequence[VariantResult], pm: str)
         table.add_column(heading, justify="right", no_wrap=True)
     for line in others:
         by_seed = line.differences(first)
-        mean = [_score(mean_std(by_seed), pm, "+")] if len(seeds) > 1 else []
-        table.add_row(line.label, *mean, *(f"{100 * value:+.2f}" for value in by_seed[:MOST_SEEDS]))
+        mean = [_score(mean_std(by_seed), metric, pm, "+")] if len(seeds) > 1 else []
+        table.add_row(line.label, *mean, *(_score((value, None), metric, pm, "+") for value in by_seed[:MOST_SEEDS]))
     console.print(table)
 
 

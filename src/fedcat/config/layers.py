@@ -17,6 +17,7 @@ from fedcat.data.partitions import PARTITIONS
 from fedcat.methods import METHODS
 from fedcat.methods.selection import SELECTORS
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.models.metrics import METRICS
 from fedcat.models.nets import NETS
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -29,7 +30,15 @@ REGISTRIES: dict[str, Registry[Any]] = {
 }
 """Settings that name a part; the part may also be given as an object."""
 
-RENAMED = {"devices": "clients", "per_device": "per_client", "server": "server_optimizer"}
+LISTS: dict[str, Registry[Any]] = {"metrics": METRICS}
+"""Settings that name several parts; each may also be given as an object."""
+
+RENAMED = {
+    "devices": "clients",
+    "per_device": "per_client",
+    "server": "server_optimizer",
+    "on_round": "callbacks",
+}
 """Former names of settings."""
 
 ELSEWHERE = {
@@ -91,10 +100,15 @@ def _without_strangers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     """
     parts = [part for value in given.values() for part in (value if isinstance(value, list) else [value])]
     named = {module_of(part) for part in parts}
-    replaced = {setting for setting in REGISTRIES if setting in given and module_of(stored.get(setting)) is not None}
-    for setting, registry in REGISTRIES.items():
-        name = stored.get(setting)
-        if setting in replaced or not isinstance(name, str) or module_of(name) is None:
+    found = [
+        (setting, registry, name)
+        for setting, registry in {**REGISTRIES, **LISTS}.items()
+        for name in _listed(stored.get(setting))
+        if isinstance(name, str) and module_of(name) is not None
+    ]
+    replaced = {setting for setting, _, _ in found if setting in given}
+    for setting, registry, name in found:
+        if setting in replaced:
             continue
         if module_of(name) not in named or import_path(registry.get(name)) != name:
             flag = f"--{setting.replace('_', '-')} {name}"
@@ -102,6 +116,10 @@ def _without_strangers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
                 setting, name, f"name it yourself ({flag}), or trust the file: --trust, in Python trust=True"
             )
     return {name: value for name, value in stored.items() if name not in replaced}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def untrusted(setting: str, name: str, remedy: str) -> SettingError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcat.config.layers import (
+    LISTS,
     PLAIN,
     REGISTRIES,
     SettingsFile,
@@ -77,7 +78,8 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     Parameters
     ----------
     given : mapping
-        Settings by name. `method`, `dataset`, `net`, `partition`, `selector` and `server_optimizer` may be objects.
+        Settings by name. `method`, `dataset`, `net`, `partition`, `selector` and `server_optimizer` may be objects,
+        and so may be the entries of `metrics`.
         `method_options` are options of the method in use. Options of the registered partitions and server optimizers
         may stand beside the settings, as ``alpha`` and ``server_lr``.
     file : SettingsFile, optional
@@ -88,14 +90,16 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     upper, lower = _lifted(as_layer(given), file or SettingsFile())
     layered, notes = _layered(upper, lower)
     objects = {name: layered[name] for name in REGISTRIES if not isinstance(layered.get(name), PLAIN)}
-    named = {**layered, **{name: import_path(part) or f"<{label_of(part)}>" for name, part in objects.items()}}
+    lists = {name: _parts(name, layered) for name in LISTS}
+    named = {**layered, **{name: _named(part) for name, part in objects.items()}}
+    named |= {name: [_named(part) for part in layered[name]] for name in lists if name in layered}
     _check_before_loading(named, objects, stale_partition_options(upper, lower.layer, named))
     data, named["dataset_options"] = load_data(_part("dataset", named, objects), named, load)
     explicit = {**lower.layer, **upper}
     complete = over_defaults(data, named, explicit) if isinstance(data, Dataset) else of_federation(data, named)
     complete["options"] = _method_tables(complete, objects)
     complete.pop("method_options", None)
-    parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"}
+    parts = {name: _part(name, complete, objects) for name in REGISTRIES if name != "dataset"} | lists
     stale = stale_partition_options(upper, lower.layer, named, complete)
     settings = Settings.checked({**complete, **_complete_tables(complete, parts, stale)})
     unused = [option for option in upper.get("partition_options", {}) if option not in settings.partition_options]
@@ -164,6 +168,19 @@ def _part(setting: str, values: Mapping[str, Any], objects: Mapping[str, Any]) -
         return objects[setting]
     name = values.get(setting, getattr(Settings, setting))
     return None if name in ("", None, GIVEN) else REGISTRIES[setting].get(name)
+
+
+def _parts(setting: str, values: Mapping[str, Any]) -> list[Any]:
+    """Return the parts that a setting lists; raise an error unless it is a list."""
+    given = values.get(setting, [])
+    if not isinstance(given, (list, tuple)):
+        raise SettingError(f"{setting} must be a list, got {given!r}")
+    return [LISTS[setting].get(part) if isinstance(part, str) else part for part in given]
+
+
+def _named(part: Any) -> str:
+    """Return the name under which a part stands in the settings."""
+    return part if isinstance(part, str) else import_path(part) or f"<{label_of(part)}>"
 
 
 def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:

@@ -97,7 +97,22 @@ class Settings:
     evaluate: list[str] = _setting(
         [], EVALUATION, "further models to evaluate, of those that the method offers, see `fedcat methods`"
     )
-    per_client: bool = _setting(False, EVALUATION, "at the end, also evaluate on each client's own data")
+    metrics: list[str] = _setting([], EVALUATION, "further metrics to record, see `fedcat metrics`, or module:function")
+    monitor: str = _setting(
+        "", EVALUATION, "metric by which models are compared; default: accuracy, or the loss if there are no classes"
+    )
+    client_test: float = _setting(
+        0.0, EVALUATION, "fraction of every client's data to keep as its own test set", Bounds(at_least=0, below=1)
+    )
+    validation: float = _setting(
+        0.0,
+        EVALUATION,
+        "fraction of every client's training data to keep for choosing models and numbers",
+        Bounds(at_least=0, below=1),
+    )
+    per_client: bool = _setting(
+        False, EVALUATION, "at the end, also evaluate on each client's own data: its test set, else its training data"
+    )
     engine: str = _setting("auto", MACHINE, f"how clients train: {', '.join(ENGINES)}", choices=ENGINES)
     device: str = _setting("auto", MACHINE, "PyTorch device: auto, cpu, cuda, cuda:0, ...")
     dtype: str = _setting("float32", MACHINE, "floating-point type: float32 or float64", choices=DTYPES)

@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     SPLIT = 8
     SERVER = 9
     WRITERS = 10
+    HOLD_OUT = 11
 
 
 def random_stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, visit: int = 0) -> np.random.Generator:

@@ -4,15 +4,53 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcat.core.errors import SettingError
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.pool import Pool
 
 Ints = NDArray[np.int64]
+
+
+class EvaluationSet:
+    """Samples to evaluate on.
+
+    Parameters
+    ----------
+    pool : Pool
+        Where the samples are.
+    index : numpy.ndarray, optional
+        Their positions in the pool; by default all.
+    owner : numpy.ndarray, optional
+        The client that holds each of them, -1 for nobody.
+    """
+
+    def __init__(self, pool: Pool, index: Ints | None = None, owner: Ints | None = None) -> None:
+        self.pool, self.owner = pool, owner
+        self.index = torch.from_numpy(np.arange(len(pool)) if index is None else index).to(pool.x.device)
+        self._moved: dict[torch.device, EvaluationSet] = {}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def to(self, device: torch.device) -> EvaluationSet:
+        """Return this set on `device`; always the same object, so that runs share it."""
+        if self.pool.x.device == device:
+            return self
+        if device not in self._moved:
+            self._moved[device] = EvaluationSet(self.pool.to(device), self.index.cpu().numpy(), self.owner)
+        return self._moved[device]
+
+    def targets(self, dtype: torch.dtype) -> Tensor:
+        """Return the targets of the samples; values as `dtype`."""
+        return self.pool.y[self.index]
 
 
 class Federation:
@@ -77,13 +115,63 @@ class Federation:
         ):
             if names and len(names) != count:
                 raise SettingError(f"{kind} must hold {count} names, got {len(names)}")
+        self.test_set = EvaluationSet(test)
+        self.client_test: EvaluationSet | None = None
+        self.validation: EvaluationSet | None = None
         self._order: Ints = np.argsort(owners, kind="stable")
         self._starts: Ints = np.concatenate([[0], np.cumsum(self.sizes)])
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a net must have."""
+        return self.classes
+
+    @property
+    def train_set(self) -> EvaluationSet:
+        """The training samples with the clients that hold them."""
+        return EvaluationSet(self.train, self._order, np.repeat(np.arange(self.clients), self.sizes))
 
     @cached_property
     def largest(self) -> int:
         """The number of samples of the largest client."""
         return int(self.sizes.max())
+
+    def hold_out(self, client_test: float = 0.0, validation: float = 0.0, seed: int = 0) -> Federation:
+        """Return a federation that keeps a part of every client's samples out of training.
+
+        Parameters
+        ----------
+        client_test : float
+            The fraction of each client's samples that becomes its own test set, `client_test`.
+        validation : float
+            The fraction of each client's other samples that becomes its validation set, `validation`.
+        seed : int
+            The seed of the draw.
+
+        Each client keeps at least one sample for training, and gives at least one to each set as long as it can.
+        """
+        made = copy(self)
+        for cached in ("largest", "class_counts", "hash"):
+            made.__dict__.pop(cached, None)
+        parts: dict[str, list[Ints]] = {"client_test": [], "validation": [], "train": []}
+        for client in range(self.clients):
+            rest = self.indices(client)
+            rest = rest[random_stream(seed, Purpose.HOLD_OUT, client=client).permutation(len(rest))]
+            for name, fraction in (("client_test", client_test), ("validation", validation)):
+                count = min(max(1, round(fraction * len(rest))), len(rest) - 1) if fraction else 0
+                parts[name].append(np.sort(rest[:count]))
+                rest = rest[count:]
+            parts["train"].append(np.sort(rest))
+        for name, fraction in (("client_test", client_test), ("validation", validation)):
+            if fraction:
+                owner = np.repeat(np.arange(self.clients), [len(part) for part in parts[name]])
+                if not len(owner):
+                    raise SettingError(f"{name} {fraction:g} holds out nothing: every client has a single sample")
+                setattr(made, name, EvaluationSet(self.train, np.concatenate(parts[name]), owner))
+        made.sizes = np.array([len(part) for part in parts["train"]])
+        made._order = np.concatenate(parts["train"])
+        made._starts = np.concatenate([[0], np.cumsum(made.sizes)])
+        return made
 
     def indices(self, client: int) -> Ints:
         """Return the positions in `train` of the samples that `client` holds."""
@@ -104,10 +192,13 @@ class Federation:
         digest.update(self.test.digest.encode())
         digest.update(self._order.astype("<i8").tobytes())
         digest.update(self._starts.astype("<i8").tobytes())
+        for held in (self.client_test, self.validation):
+            if held is not None:
+                digest.update(held.index.cpu().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
     def __str__(self) -> str:
-        samples = f"{len(self.train):,} training and {len(self.test):,} test samples"
+        samples = f"{self.sizes.sum():,} training and {len(self.test):,} test samples"
         return f"{self.name}: {self.clients:,} clients, {samples}, {self.classes} classes"
 
     def __repr__(self) -> str:

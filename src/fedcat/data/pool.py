@@ -116,7 +116,7 @@ class Pool:
         return "bytes" if self.x.dtype == torch.uint8 else "integers"
 
     def to(self, device: torch.device) -> Pool:
-        """Return this pool on `device`; always the same object, so that simulations share it."""
+        """Return this pool on `device`; always the same object, so that runs share it."""
         if self.x.device == device:
             return self
         if device not in self._moved:

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
-from fedcat.core.precision import precision_context
-from fedcat.data.pool import Pool
-from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Hop
+from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 
 Job = tuple[Task, Hop]
-
-EVALUATION_BATCH = 1000
 
 
 def timed(train: Callable[[], list[Reply]]) -> list[Reply]:
@@ -31,8 +21,11 @@ def timed(train: Callable[[], list[Reply]]) -> list[Reply]:
     return [replace(reply, seconds=share * reply.steps) for reply in replies]
 
 
-class Engine(ABC):
-    """Trains the hops of one or more runs, and evaluates rows.
+class Engine:
+    """Trains the hops of one or more runs.
+
+    An engine defines either `train`, if it trains hops while the caller waits, or `submit` and `collect`, if they train
+    elsewhere; the other follows from it.
 
     Parameters
     ----------
@@ -45,39 +38,47 @@ class Engine(ABC):
     """
 
     name: str
+    one_per_client: bool = False
+    """Whether a client can train only one hop at a time, as a real device does; the driver then keeps others back."""
 
     def __init__(self, exact: bool = False, precision: str = "fp32", memory: float | None = None) -> None:
         self.exact, self.precision, self.memory = exact, precision, memory
+        self._submitted: list[Job] = []
 
-    @abstractmethod
+    def __init_subclass__(cls) -> None:
+        """Check that a subclass defines one side of the contract."""
+        super().__init_subclass__()
+        pair = cls.submit is not Engine.submit and cls.collect is not Engine.collect
+        if cls.train is Engine.train and not pair:
+            raise TypeError(f"engine {cls.__name__} must define train, or submit and collect")
+
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train every hop and return the replies in the order of the jobs."""
+        self.submit(jobs)
+        replies: dict[tuple[str, HopId], Reply] = {}
+        wanted = [(task.run, hop.id) for task, hop in jobs]
+        while not replies.keys() >= set(wanted):
+            replies.update({(reply.run, reply.hop): reply for reply in self.collect()})
+        return [replies[name] for name in wanted]
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue hops. Engines that train in this process start in `collect`, so that several runs share a launch."""
+        self._submitted += jobs
+
+    def collect(self, timeout: float | None = None) -> list[Reply]:
+        """Wait until there is at least one reply, and return all that there are; raise an error if none is owed.
+
+        After `timeout` seconds return what there is, which may be nothing. An engine that trains in this process
+        returns all replies at once, however long it takes.
+        """
+        if not self._submitted:
+            raise RuntimeError("nothing to collect: no hop was submitted")
+        jobs, self._submitted = self._submitted, []
+        return self.train(jobs)
 
     def kernels(self, task: Task) -> str:
         """Return a description of what computes a task's steps."""
         return "PyTorch"
 
-    def release(self) -> None:  # noqa: B027  (most engines keep nothing)
+    def release(self) -> None:
         """Free memory that was kept for the next call."""
-
-    def evaluate(
-        self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
-    ) -> list[tuple[float, float]]:
-        """Return accuracy and mean loss of each row on a pool, or on its samples at `index`."""
-        where = torch.arange(len(pool), device=pool.x.device) if index is None else index
-        layout.net.eval()
-        results = []
-        with torch.no_grad(), precision_context():
-            for row in rows:
-                parameters = layout.parameter_views(row[: layout.parameter_size])
-                buffers = layout.buffer_views(row[layout.parameter_size :])
-                right = torch.zeros((), dtype=torch.int64, device=row.device)
-                loss = torch.zeros((), dtype=torch.float64, device=row.device)
-                for part in torch.split(where, EVALUATION_BATCH):
-                    y = pool.y[part]
-                    net = layout.bind(parameters, buffers)
-                    logits = net.logits(pool.inputs(part, layout.dtype))
-                    right += (logits.argmax(-1) == y).sum()
-                    loss += functional.cross_entropy(logits, y, reduction="sum").to(torch.float64)
-                results.append((int(right) / len(where), float(loss) / len(where)))
-        return results

@@ -116,6 +116,7 @@ class _Local:
         buffers = [b.reshape(-1) for b in self.buffers.values()]
         return Reply(
             hop=hop.id,
+            run=task.run,
             end=torch.cat([self.p, *buffers]),
             samples=task.samples(hop.client),
             steps=steps,

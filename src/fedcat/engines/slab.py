@@ -144,6 +144,7 @@ def replies_of(
             replies.append(
                 Reply(
                     hop=hop.id,
+                    run=task.run,
                     end=ends[row],
                     samples=task.samples(hop.client),
                     steps=int(counts[row]),

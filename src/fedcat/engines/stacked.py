@@ -13,16 +13,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcat.core.precision import bf16_autocast_vmap, plain_attention, precision_context
-from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine, Job, timed
 from fedcat.engines.batch_order import batches, drawn_by, steps_of
 from fedcat.engines.chained import Chained, chained_of
-from fedcat.engines.evaluation import evaluate_stacked
 from fedcat.engines.loss_trial import check_loss
 from fedcat.engines.replayed import Replayed
 from fedcat.engines.slab import Slab, no_loss_inputs, norms, replies_of, take, taken
 from fedcat.engines.width import Width, width_of
-from fedcat.models.layout import Layout, Tensors
+from fedcat.models.layout import Tensors
 from fedcat.models.traits import traits
 from fedcat.protocol.local_rule import Batch, LossInputs, unchanged
 from fedcat.protocol.reply import Reply
@@ -104,18 +102,6 @@ class StackedEngine(Engine):
     def release(self) -> None:
         """Free memory that was kept for the next call."""
         self._gpu.release()
-
-    def evaluate(
-        self, layout: Layout, rows: Sequence[Tensor], pool: Pool, index: Tensor | None = None
-    ) -> list[tuple[float, float]]:
-        """Return accuracy and mean loss of each row; on a GPU, all rows share one pass unless the mode is exact."""
-        if self.exact or len(rows) < 2 or layout.device.type != "cuda" or traits(layout, pool).unstackable:
-            return super().evaluate(layout, rows, pool, index)
-        try:
-            return evaluate_stacked(layout, rows, pool, index)
-        except torch.OutOfMemoryError:
-            self.release()
-            return super().evaluate(layout, rows, pool, index)
 
 
 class _Launch:

@@ -61,7 +61,7 @@ class WorkersEngine(Engine):
     def __init__(self, inner: Engine, count: int) -> None:
         super().__init__(inner.exact, inner.precision, inner.memory)
         self.inner, self.count, self.name = inner, count, inner.name
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[str, Task] = {}
         self._workers: list[tuple[BaseProcess, Connection]] = []
 
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
@@ -76,7 +76,7 @@ class WorkersEngine(Engine):
         failed = None
         try:
             for (process, pipe), share in busy:
-                _ask(process, pipe, [(id(jobs[i][0]), jobs[i][1]) for i in share])
+                _ask(process, pipe, [(jobs[i][0].run, jobs[i][1]) for i in share])
             for (process, pipe), share in busy:
                 answer = _answer(process, pipe)
                 if isinstance(answer, Exception):
@@ -105,7 +105,7 @@ class WorkersEngine(Engine):
 
     def _know(self, tasks: Sequence[Task]) -> None:
         """Make sure that the processes run and know all these tasks."""
-        fresh = {id(task): task for task in tasks if id(task) not in self._tasks}
+        fresh = {task.run: task for task in tasks if self._tasks.get(task.run) is not task}
         if not fresh and self._workers:
             return
         known = {**self._tasks, **fresh}
@@ -164,7 +164,7 @@ def divide_stacks(steps: Sequence[int], parts: int) -> list[list[int]]:
     return found + [[] for _ in range(parts - len(found))]
 
 
-def _ask(process: BaseProcess, pipe: Connection, asked: list[tuple[int, Hop]]) -> None:
+def _ask(process: BaseProcess, pipe: Connection, asked: list[tuple[str, Hop]]) -> None:
     message = _packed(asked)
     try:
         pipe.send_bytes(message)
@@ -185,7 +185,7 @@ def _gone(process: BaseProcess) -> RuntimeError:
     return RuntimeError(f"a worker process ended unexpectedly, exit code {process.exitcode}{short}")
 
 
-def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks: dict[int, Task]) -> None:
+def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks: dict[str, Task]) -> None:
     """Train the requested hops until the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
@@ -197,11 +197,11 @@ def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks
         try:
             if not pipe.poll(PATIENCE):
                 continue
-            asked: list[tuple[int, Hop]] = pickle.loads(pipe.recv_bytes())
+            asked: list[tuple[str, Hop]] = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             break
         try:
-            answer = _packed(engine.train([(tasks[number], hop) for number, hop in asked]))
+            answer = _packed(engine.train([(tasks[run], hop) for run, hop in asked]))
         except Exception as error:
             answer = _packed(_portable(error))
         pipe.send_bytes(answer)

@@ -17,7 +17,8 @@ from fedcat.methods.average import RunningAverage
 from fedcat.methods.selection import FunctionSelector, Selector, uniform
 from fedcat.methods.server_optimizer import ServerOptimizerChoice
 from fedcat.models.layout import Layout
-from fedcat.protocol.hop import Hop
+from fedcat.models.metrics import ClientScores
+from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.reply import Reply
 
@@ -101,7 +102,7 @@ class Outstanding:
     """The hops that were planned and have not ended yet."""
 
     def __init__(self) -> None:
-        self._hops: dict[int, Hop] = {}
+        self._hops: dict[HopId, Hop] = {}
 
     def start(self, hops: Iterable[Hop]) -> list[Hop]:
         """Return those of `hops` that are not on their way yet, which are from now on."""
@@ -183,6 +184,12 @@ class Method(ABC):
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`; hops that were outstanding are planned again with the same ids."""
+
+    def validated(self, scores: ClientScores) -> None:  # noqa: B027
+        """Take the global model's scores on the clients' validation data, at each evaluation.
+
+        A method that overrides this is steered by them, so that their traffic counts as training traffic.
+        """
 
     def advice(self, rounds: int, interval: int) -> list[str]:
         """Return notes for a user who is about to run `rounds` rounds and evaluate every `interval` of them."""

@@ -15,7 +15,7 @@ from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context, Method
 from fedcat.methods.selection import Selector, check_selection
 from fedcat.methods.selection.grouped import GroupedSelector
-from fedcat.protocol.hop import Hop, hop_id
+from fedcat.protocol.hop import Hop
 from fedcat.protocol.reply import Reply
 
 
@@ -106,7 +106,6 @@ class FedCat(Method):
         slot = (round - self.first + copy) % self.context.per_round
         clients = self._clients(round)
         return Hop(
-            id=hop_id(round, copy),
             round=round,
             client=clients[slot],
             start=self.copies[copy],

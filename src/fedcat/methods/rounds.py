@@ -14,7 +14,7 @@ from fedcat.core.errors import SettingError
 from fedcat.methods.base import Context, Method, run_server_work
 from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.selection import check_selection
-from fedcat.protocol.hop import Hop, hop_id
+from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply, Status
 
 
@@ -50,7 +50,7 @@ class RoundMethod(Method):
         self.selector = context.selection()
         self._clients: list[int] = []
         self._hops: list[Hop] = []
-        self._replies: dict[int, Reply] = {}
+        self._replies: dict[HopId, Reply] = {}
         self._visits: Counter[int] = Counter()
 
     def select(self, round: int) -> Sequence[int]:
@@ -60,7 +60,6 @@ class RoundMethod(Method):
     def hop(self, round: int, slot: int, client: int, visit: int) -> Hop:
         """Return the hop of one slot."""
         return Hop(
-            id=hop_id(round, slot),
             round=round,
             client=client,
             start=self.row,
@@ -139,7 +138,7 @@ class RoundMethod(Method):
             "stage": self.stage,
             "visits": {str(client): count for client, count in self._visits.items()},
             "clients": list(self._clients),
-            "replies": {reply.hop: _reply_state(reply) for reply in self._replies.values()},
+            "replies": [_reply_state(reply) for reply in self._replies.values()],
             "selector": self.selector.state(),
             "memory": None if self.memory is None else self.memory.state(),
             **self.parts_state(),
@@ -154,7 +153,8 @@ class RoundMethod(Method):
         if self.memory is not None:
             self.memory.restore(state["memory"])
         self._clients, self._hops = list(state["clients"]), []
-        self._replies = {int(hop): _restored_reply(reply) for hop, reply in state["replies"].items()}
+        replies = [_restored_reply(reply) for reply in state["replies"]]
+        self._replies = {reply.hop: reply for reply in replies}
 
 
 def ends(replies: Sequence[Reply]) -> Tensor:
@@ -166,8 +166,8 @@ def _reply_state(reply: Reply) -> dict[str, Any]:
     """Return a reply as plain values and tensors."""
     copies = {n: {k: t.clone() for k, t in getattr(reply, n).items()} for n in ("uploads", "memory")}
     end = None if reply.end is None else reply.end.clone()
-    return {**vars(reply), **copies, "end": end, "status": reply.status.value}
+    return {**vars(reply), **copies, "end": end, "status": reply.status.value, "hop": list(reply.hop)}
 
 
 def _restored_reply(state: dict[str, Any]) -> Reply:
-    return Reply(**{**state, "status": Status(state["status"])})
+    return Reply(**{**state, "status": Status(state["status"]), "hop": HopId(*state["hop"])})

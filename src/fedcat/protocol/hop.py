@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fedcat.models.layout import Tensors
 
-SLOTS = 1_000_000
-"""Hop ids of one round lie below this number, so that no two rounds share one."""
 
+class HopId(NamedTuple):
+    """Names a hop within its run, also in another process; planned again after a restore, a hop has the same id.
 
-def hop_id(round: int, slot: int) -> int:
-    """Return the id of a round's hop: readable, and the same whenever it is planned."""
-    return round * SLOTS + slot
+    Attributes
+    ----------
+    round : int
+        The round, from 0.
+    copy : int
+        The copy of the model.
+    attempt : int
+        Which try it is, from 0.
+    """
+
+    round: int
+    copy: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +34,6 @@ class Hop:
 
     Attributes
     ----------
-    id : int
-        Names the hop within its run; planned again after a restore, it has the same id.
     round : int
         The round it belongs to, from 0.
     client : int
@@ -36,7 +45,9 @@ class Hop:
     lr : float
         The learning rate.
     copy : int
-        Which copy of the model this is, or the slot in the round.
+        Which copy of the model this is: each of a round's hops trains another one.
+    attempt : int
+        Which try it is, from 0.
     visit : int
         Tells apart several hops of one client in one round.
     sent : mapping of str to Tensor
@@ -45,16 +56,21 @@ class Hop:
         What the client has kept from its last hop. It does not travel.
     """
 
-    id: int
     round: int
     client: int
     start: Tensor
     epochs: int
     lr: float
     copy: int = 0
+    attempt: int = 0
     visit: int = 0
     sent: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
+
+    @property
+    def id(self) -> HopId:
+        """The hop's name within its run."""
+        return HopId(self.round, self.copy, self.attempt)
 
     @property
     def bytes_down(self) -> int:

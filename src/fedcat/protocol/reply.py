@@ -8,7 +8,7 @@ from enum import StrEnum
 from torch import Tensor
 
 from fedcat.models.layout import Tensors
-from fedcat.protocol.hop import Hop
+from fedcat.protocol.hop import Hop, HopId
 
 
 class Status(StrEnum):
@@ -26,7 +26,7 @@ class Reply:
 
     Attributes
     ----------
-    hop : int
+    hop : HopId
         The id of the hop.
     end : Tensor or None
         The row after training, [D]; None unless it arrived.
@@ -48,9 +48,11 @@ class Reply:
         Bytes that came from the client, even if the reply was refused.
     seconds : float
         How long the training took. Hops that an engine trains in one launch share its time by their steps.
+    run : str
+        The name of the run that the hop belongs to: an engine may train hops of several.
     """
 
-    hop: int
+    hop: HopId
     end: Tensor | None = None
     samples: int = 0
     steps: int = 0
@@ -61,6 +63,7 @@ class Reply:
     why: str = ""
     bytes_up: int = 0
     seconds: float = 0.0
+    run: str = ""
 
     def __post_init__(self) -> None:
         if self.end is not None and not self.bytes_up:
@@ -73,9 +76,9 @@ class Reply:
         return self.status is Status.ARRIVED
 
     @classmethod
-    def lost(cls, hop: Hop, status: Status, why: str) -> Reply:
+    def lost(cls, hop: Hop, status: Status, why: str, run: str = "") -> Reply:
         """Return the reply of a hop that brought nothing back."""
-        return cls(hop.id, status=status, why=why)
+        return cls(hop.id, status=status, why=why, run=run)
 
     def emptied(self) -> Reply:
         """Return this reply without its content."""

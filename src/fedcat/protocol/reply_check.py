@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedcat.protocol.hop import Hop
+from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply
 
 NOT_FINITE = "numbers that are not finite"
@@ -28,7 +28,7 @@ class ReplyCheck:
 
     def __init__(self, size: int, dtype: torch.dtype, bound: float | None = None) -> None:
         self.size, self.dtype, self.bound = size, dtype, bound
-        self._waiting: dict[int, Hop] = {}
+        self._waiting: dict[HopId, Hop] = {}
 
     def expect(self, hops: Sequence[Hop]) -> None:
         """Register hops that were sent out; only these are accepted, each once."""
@@ -61,7 +61,7 @@ class ReplyCheck:
             return reply.refused(f"{reply.samples} samples and {reply.steps} steps, expected at least one of each")
         return reply
 
-    def _bad_numbers(self, known: list[tuple[Hop, Reply]]) -> dict[int, str]:
+    def _bad_numbers(self, known: list[tuple[Hop, Reply]]) -> dict[HopId, str]:
         """Return why replies are refused for their numbers, by hop id; all of them are read in one transfer."""
         checked = [(hop, reply, reply.end) for hop, reply in known if reply.end is not None]
         if not checked:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedcat.data.federation import Federation
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout, Tensors
+from fedcat.models.losses import LossFunction, cross_entropy
 from fedcat.protocol.local_rule import LocalRule
 
 
@@ -38,6 +39,8 @@ class Task:
         The largest norm of a gradient.
     join_lone : bool
         Whether a last batch of a single sample joins the one before it, for nets that cannot train on one sample.
+    run : str
+        The name of the run. It is unique among the runs that share an engine, and the same in another process.
     """
 
     seed: int
@@ -50,6 +53,8 @@ class Task:
     weight_decay: float = 0.0
     clip: float | None = None
     join_lone: bool = False
+    run: str = ""
+    loss: LossFunction = cross_entropy
 
     def samples(self, client: int) -> int:
         """Return how many samples `client` holds."""

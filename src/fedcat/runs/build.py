@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -33,63 +33,10 @@ from fedcat.models.layout import Layout
 from fedcat.models.nets import check_outputs, net_builder
 from fedcat.models.traits import traits
 from fedcat.protocol.task import Task
-from fedcat.runs.simulation import Simulation
+from fedcat.runs.run import Decisions, Run
 
 ONE_AT_A_TIME = RLock()
 """Held while a run is built and while it is executed: PyTorch's random generators and threads belong to the process."""
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What the builder decided, as opposed to what the user asked for.
-
-    Attributes
-    ----------
-    device : str
-        Where the run trains.
-    engine, reason : str
-        How, and why so.
-    exact : bool
-        Whether no bit depends on what else runs in the comparison.
-    workers, threads : int
-        Training processes, and PyTorch's threads.
-    """
-
-    device: str
-    engine: str
-    reason: str
-    exact: bool
-    workers: int
-    threads: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A simulation that is ready to run, and what is known about it.
-
-    Attributes
-    ----------
-    settings : Settings
-        What was asked for, with every default filled in.
-    decisions : Decisions
-        What the builder decided.
-    simulation : Simulation
-        Not yet started.
-    federation : Federation
-        Who holds what.
-    notes : tuple of str
-        Lines that the user should read.
-    """
-
-    settings: Settings
-    decisions: Decisions
-    simulation: Simulation
-    federation: Federation
-    notes: tuple[str, ...]
 
 
 class Builder:
@@ -100,8 +47,9 @@ class Builder:
         self._federations: dict[object, Federation] = {}
         self._layouts: dict[object, list[Layout]] = {}
         self._engines: dict[object, Engine] = {}
+        self._names: Counter[str] = Counter()
 
-    def build(self, given: Mapping[str, Any], file: SettingsFile | str | Path | None = None) -> PreparedRun:
+    def build(self, given: Mapping[str, Any], file: SettingsFile | str | Path | None = None, name: str = "") -> Run:
         """Build a run.
 
         Parameters
@@ -110,11 +58,18 @@ class Builder:
             Settings by name, see `fedcat.config.resolve.resolve`.
         file : path, optional
             A settings file, which lies below what is given.
+        name : str
+            The run's name; by default its method and seed.
         """
         with ONE_AT_A_TIME:
             resolved, federation = self._divided(given, file)
             with pytorch_threads(resolved.settings.threads):
-                return self._build(resolved, federation)
+                return self._build(resolved, federation, name)
+
+    def _name(self, name: str) -> str:
+        """Return a name that no other run of this builder has."""
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name} #{self._names[name]}"
 
     def divide(
         self, given: Mapping[str, Any], file: SettingsFile | str | Path | None = None
@@ -128,7 +83,7 @@ class Builder:
         resolved = resolve(given, below, self._load)
         return resolved, self._federation(resolved)
 
-    def _build(self, resolved: Resolved, federation: Federation) -> PreparedRun:
+    def _build(self, resolved: Resolved, federation: Federation, name: str) -> Run:
         settings, parts = resolved.settings, resolved.parts
         device = find_device(settings.device)
         _check_gpu_settings(settings, device)
@@ -142,20 +97,12 @@ class Builder:
         layout, start = self._layout(parts["net"], net, federation, settings, device)
         pool = federation.train.to(device)
         method = _method(resolved, federation, layout, start, exact)
-        task = _task(settings, federation, layout, pool, method)
+        name = self._name(name or f"{settings.method}-seed{settings.seed}")
+        task = _task(settings, federation, layout, pool, method, name)
         workers = _workers(settings, device)
         plain = settings.precision == "fp32" and not task.rule.own_loss
         choice = engines.pick(settings.engine, layout, pool, task.padding, exact, plain)
-        simulation = Simulation(
-            method,
-            task,
-            self._engine(choice.name, settings, exact, workers),
-            federation.test.to(device),
-            settings.rounds,
-            settings.evaluation_interval,
-            settings.evaluate,
-            settings.bound,
-        )
+        engine = self._engine(choice.name, settings, exact, workers)
         threads = torch.get_num_threads()
         decisions = Decisions(str(device), choice.name, choice.reason, exact, workers, threads)
         notes = [*resolved.notes, *method.advice(settings.rounds, settings.evaluation_interval)]
@@ -163,7 +110,7 @@ class Builder:
             notes.append(f"workers {workers} instead of {settings.workers}: {_why_fewer(settings, device)}")
         if choice.forced:
             notes.append(f"engine {choice.name}: {choice.reason}")
-        return PreparedRun(settings, decisions, simulation, federation, tuple(notes))
+        return Run(name, settings, decisions, federation, method, task, engine, parts["metrics"], notes)
 
     def _load(self, factory: Any, name: str, arguments: Mapping[str, Any]) -> Dataset | Federation:
         """Make a dataset, once for equal arguments."""
@@ -175,9 +122,16 @@ class Builder:
         return self._datasets[key]
 
     def _federation(self, resolved: Resolved) -> Federation:
-        settings, data, partition = resolved.settings, resolved.data, resolved.parts["partition"]
-        if isinstance(data, Federation):
-            return data
+        settings, data = resolved.settings, resolved.data
+        whole = data if isinstance(data, Federation) else self._partition(data, settings, resolved.parts["partition"])
+        if not settings.client_test and not settings.validation:
+            return whole
+        key = (whole, settings.client_test, settings.validation, settings.partition_seed)
+        if key not in self._federations:
+            self._federations[key] = whole.hold_out(*key[1:])
+        return self._federations[key]
+
+    def _partition(self, data: Dataset, settings: Settings, partition: Any) -> Federation:
         how = settings.partition if settings.partition in PARTITIONS else partition
         words = (how, settings.clients, repr(sorted(settings.partition_options.items())))
         key = (data, settings.partition_seed, *words, settings.min_samples, settings.partition_tries)
@@ -272,7 +226,7 @@ def _method(resolved: Resolved, federation: Federation, layout: Layout, start: T
     return method
 
 
-def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool, method: Method) -> Task:
+def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool, method: Method, name: str) -> Task:
     refuses_one = traits(layout, pool).refuses_one
     if refuses_one and settings.batch_size == 1:
         raise SettingError("batch_size must be at least 2: the net cannot train on a batch of one sample, got 1")
@@ -293,6 +247,7 @@ def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool
         weight_decay=settings.weight_decay,
         clip=settings.clip,
         join_lone=refuses_one,
+        run=name,
     )
 
 

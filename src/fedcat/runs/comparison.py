@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from fedcat.config.layers import SettingsFile
 from fedcat.config.sweep import variants
 from fedcat.core.errors import SettingError
 from fedcat.core.text import plural
-from fedcat.runs.build import Builder, PreparedRun
+from fedcat.runs.build import Builder
+from fedcat.runs.callbacks import CallbackPart
 from fedcat.runs.folder import COMPARISON, check_free, claim, unclaim, write_text
-from fedcat.runs.runner import OnRound, execute
-from fedcat.runs.summary import Result
+from fedcat.runs.result import Result
+from fedcat.runs.run import Run
+from fedcat.runs.runner import execute
 
-FIGURES = ("best", "last_five", "accuracy")
+FIGURES = ("best", "last_five", "final")
 LONG = 100
 """Characters of a label that go into a folder's name; a longer one gets a number in front."""
 
@@ -35,71 +38,115 @@ class VariantResult:
 
     def __repr__(self) -> str:
         mean, std = self.mean_std("last_five")
-        spread = "" if std is None else f" ± {std:.2%}"
-        return f"<VariantResult: {self.label}, {plural(len(self.results), 'seed')}, last five {mean:.2%}{spread}>"
+        spread = "" if std is None else f" ± {std:.4f}"
+        seeds = plural(len(self.results), "seed")
+        return f"<VariantResult: {self.label}, {seeds}, last five {self.monitor} {mean:.4f}{spread}>"
 
-    def mean_std(self, figure: str, model: str = "global") -> tuple[float, float | None]:
-        """Return mean and standard deviation over seeds of ``best``, ``last_five`` or ``accuracy``.
+    @property
+    def monitor(self) -> str:
+        """The metric that the figures are of."""
+        return self.results[0].summary.monitor
 
-        They are those of the global model, or of another one of `others`. One seed has no deviation.
+    def mean_std(self, figure: str, model: str = "global", metric: str = "") -> tuple[float, float | None]:
+        """Return mean and standard deviation over seeds of ``best``, ``last_five``, ``final`` or ``chosen``.
+
+        They are those of the global model, or of another one of `others`; of the monitored metric, or of another one.
+        ``chosen`` is the test score at the best validation score. One seed has no deviation; a run that was never
+        evaluated counts as NaN.
         """
-        return mean_std(self._values(figure, model))
+        return mean_std(self._values(figure, model, metric))
 
     def differences(self, other: VariantResult, figure: str = "last_five") -> list[float]:
         """Return by how much a figure exceeds that of another variant, seed by seed."""
         return [a - b for a, b in zip(self._values(figure), other._values(figure), strict=True)]
 
-    def _values(self, figure: str, model: str = "global") -> list[float]:
-        name = "final" if figure == "accuracy" else figure
-        tables = [r.summary["accuracy"] if model == "global" else r.summary["others"][model] for r in self.results]
-        return [table[name] for table in tables]
+    def _values(self, figure: str, model: str = "global", metric: str = "") -> list[float]:
+        name = metric or self.monitor
+        if figure == "chosen":
+            chosen = [result.summary.chosen for result in self.results]
+            found = [None if one is None else one.metrics.get(name) for one in chosen]
+        else:
+            found = [getattr(result.summary.figures(model, name), figure) for result in self.results]
+        return [math.nan if value is None else value for value in found]
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures that there are: ``chosen`` only with validation data."""
+        return (*FIGURES, "chosen") if all(result.summary.chosen for result in self.results) else FIGURES
 
     @property
     def others(self) -> list[str]:
         """The models that were evaluated besides the global one in every run."""
-        found = [result.summary["others"] for result in self.results]
+        found = [result.summary.others for result in self.results]
         return [name for name in found[0] if all(name in one for one in found)]
+
+    def client_test(self) -> dict[str, float]:
+        """Return how the monitored metric spreads over the clients' own test data, averaged over seeds; or nothing."""
+        found = [result.summary.client_test.get(self.monitor) for result in self.results]
+        spreads = [one for one in found if one is not None]
+        if len(spreads) < len(found):
+            return {}
+        return {name: statistics.fmean(one[name] for one in spreads) for name in spreads[0]}
 
     @property
     def relative_traffic(self) -> float:
         """Mean traffic over seeds, relative to one model down and one up per hop, which is FedAvg's."""
-        return statistics.fmean(result.summary["relative_traffic"] for result in self.results)
+        return statistics.fmean(result.summary.relative_traffic or math.nan for result in self.results)
 
     @property
     def traffic(self) -> float:
-        """Mean bytes of a run over seeds, in both directions."""
-        return statistics.fmean(sum(result.summary["bytes"].values()) for result in self.results)
+        """Mean bytes of a run's training over seeds, in both directions."""
+        return statistics.fmean(r.summary.bytes["up"] + r.summary.bytes["down"] for r in self.results)
 
     @property
     def seconds(self) -> float:
         """Mean seconds of a run over seeds."""
-        return statistics.fmean(result.summary["seconds"] for result in self.results)
+        return statistics.fmean(result.summary.seconds for result in self.results)
 
     @property
     def seconds_estimated(self) -> bool:
         """Whether the seconds are shares of launches, and so an estimate."""
-        return any(result.summary["seconds_estimated"] for result in self.results)
+        return any(result.summary.seconds_estimated for result in self.results)
 
     def as_dict(self, first: VariantResult) -> dict[str, Any]:
         """Return the figures as plain values, and their differences to those of the first variant, seed by seed."""
         runs = [
-            {"seed": r.settings.seed, "folder": r.folder.name if r.folder else None, **r.summary["accuracy"]}
-            for r in self.results
+            {
+                "seed": result.settings.seed,
+                "folder": result.folder.name if result.folder else None,
+                "status": result.status,
+                **asdict(result.summary.figures()),
+            }
+            for result in self.results
         ]
+        metrics = [name for name in self.results[0].summary.metrics["global"] if name != self.monitor]
         return {
             "label": self.label,
+            "monitor": self.monitor,
             **self._figures("global"),
+            "metrics": {name: self._figures("global", name) for name in metrics},
+            "client_test": self.client_test(),
             "others": {name: self._figures(name) for name in self.others},
             "bytes": self.traffic,
             "relative_traffic": self.relative_traffic,
             "seconds": self.seconds,
             "seconds_estimated": self.seconds_estimated,
-            "differences": {"to": first.label, **{f: self.differences(first, f) for f in FIGURES}},
+            "differences": {
+                "to": first.label,
+                **{figure: [_number(value) for value in self.differences(first, figure)] for figure in FIGURES},
+            },
             "runs": runs,
         }
 
-    def _figures(self, model: str) -> dict[str, dict[str, float | None]]:
-        return {figure: dict(zip(("mean", "std"), self.mean_std(figure, model), strict=True)) for figure in FIGURES}
+    def _figures(self, model: str, metric: str = "") -> dict[str, dict[str, float | None]]:
+        figures = self.figures if model == "global" else FIGURES
+        found = {figure: self.mean_std(figure, model, metric) for figure in figures}
+        return {figure: {"mean": _number(mean), "std": _number(std)} for figure, (mean, std) in found.items()}
+
+
+def _number(value: float | None) -> float | None:
+    """Return a number for JSON, which knows no NaN."""
+    return None if value is None or not math.isfinite(value) else value
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
@@ -152,22 +199,23 @@ class Comparison:
         found, below, self._notes = variants(methods, sweep or {}, given, file)
         builder = Builder()
         self.labels: list[str] = []
-        self.runs: list[PreparedRun] = []
-        for label, chosen in found:
+        self.runs: list[Run] = []
+        for label, _ in found:
             again = sum(label == known.rpartition(" #")[0] or label == known for known in self.labels)
             self.labels.append(f"{label} #{again + 1}" if again else label)
-            self.runs += [builder.build({**chosen, "seed": seed}, below) for seed in self.seeds]
+        for stem, (_, chosen) in zip(_file_names(self.labels), found, strict=True):
+            given_seeds = [({**chosen, "seed": seed}, f"{stem}-seed{seed}") for seed in self.seeds]
+            self.runs += [builder.build(settings, below, name) for settings, name in given_seeds]
 
     @property
     def notes(self) -> list[str]:
         """Lines that the user should read first."""
-        return [*self._notes, *self.named_notes([run.notes for run in self.runs])]
+        return [*self._notes, *self.named_notes([run.early_notes for run in self.runs])]
 
-    def late_notes(self, found: Sequence[VariantResult]) -> list[str]:
-        """Return what the user should read after the runs."""
-        results = [result for variant in found for result in variant.results]
-        late = [result.summary["notes"][len(run.notes) :] for result, run in zip(results, self.runs, strict=True)]
-        return [*self.named_notes(late), *([self.unwritten] if self.unwritten else [])]
+    @property
+    def late_notes(self) -> list[str]:
+        """What the user should read after the runs."""
+        return [*self.named_notes([run.late_notes for run in self.runs]), *filter(None, [self.unwritten])]
 
     def named_notes(self, notes: Sequence[Iterable[str]]) -> list[str]:
         """Return the notes of the runs, each once; one that does not hold for all runs begins with theirs."""
@@ -185,15 +233,16 @@ class Comparison:
             names.append(label if seeds == self.seeds else f"{label} seed {', '.join(map(str, seeds))}")
         return ", ".join(names)
 
-    def run(self, on_round: OnRound | None = None) -> list[VariantResult]:
-        """Run everything side by side and return the results of each variant."""
-        stems = _file_names(self.labels)
-        names = [f"{stem}-seed{seed}" for stem in stems for seed in self.seeds]
+    def run(self, callbacks: Sequence[CallbackPart] = ()) -> list[VariantResult]:
+        """Run everything side by side and return the results of each variant.
+
+        A callback that is an object is told of all runs; a class or function makes one for each run.
+        """
         if self.out is None:
-            return self._variants(execute(self.runs, [None] * len(names), on_round))
+            return self._variants(execute(self.runs, None, callbacks))
         made = claim(self.out, COMPARISON, "[]\n")
         try:
-            found = self._variants(execute(self.runs, [self.out / name for name in names], on_round))
+            found = self._variants(execute(self.runs, [self.out / run.name for run in self.runs], callbacks))
         except BaseException:
             unclaim(made, self.out / COMPARISON)
             raise

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from fedcat.core.errors import SettingError
 from fedcat.core.files import replacing
 from fedcat.models.layout import Layout
-from fedcat.protocol.ledger import Entry
+from fedcat.runs.callbacks import Callback
+from fedcat.runs.history import Record
+from fedcat.runs.run import Run
+from fedcat.runs.summary import RunSummary
 
 SETTINGS = "settings.toml"
 HISTORY = "history.jsonl"
@@ -27,7 +30,7 @@ MODEL = "model.safetensors"
 SUMMARY = "run.json"
 CLIENTS = "clients.json"
 COMPARISON = "comparison.json"
-COLUMNS = "round,client,down,up\n"
+COLUMNS = "round,client,copy,attempt,down,up,evaluation\n"
 """The first line of the traffic file."""
 
 
@@ -89,7 +92,7 @@ def unclaim(made: Iterable[Path], *files: Path) -> None:
             folder.rmdir()
 
 
-class RunFolder:
+class RunFolder(Callback):
     """The directory of one run, written during the run.
 
     A directory that can no longer be written, because it was removed or the disk is full, does not stop the run:
@@ -103,8 +106,11 @@ class RunFolder:
         The settings as TOML.
     """
 
+    keeps_history = True
+
     def __init__(self, path: Path, settings: str) -> None:
         self.path = path
+        self._evaluation = 0  # bytes that are written
         self.trouble = ""
         self._made = claim(path, SETTINGS, settings)
         self._written = (0, 0, 0)  # rounds, and the bytes that they take in the two files
@@ -117,18 +123,52 @@ class RunFolder:
         """The number of rounds written."""
         return self._written[0]
 
-    def add(self, record: dict[str, Any], entries: Iterable[Entry]) -> bool:
+    def on_round(self, run: Run, record: Record) -> None:
+        """Write the rounds that are complete and not yet written."""
+        for one in run.history[self.rounds :]:
+            if not self.add(one):
+                return
+
+    def on_end(self, run: Run) -> None:
+        """Write what is missing, the models, the clients and, last, the summary."""
+        if isinstance(run.error, SettingError) and not run.history:  # it could not start
+            self.discard()
+            return
+        layout = run.task.layout
+        models = {name: model_tensors(layout, row) for name, row in run.rows().items()}
+        self.on_round(run, Record(0))
+        self._note(run)
+        self.finish(models, run.summary(), run.clients)
+        self._note(run)
+
+    def _note(self, run: Run) -> None:
+        note = f"the run is not completely written: {self.trouble}"
+        if self.trouble and note not in run.late_notes:
+            run.late_notes.append(note)
+
+    def state(self) -> dict[str, Any]:
+        """Return how many rounds are written, and how many bytes of the two files they take."""
+        return {"written": list(self._written), "evaluation": self._evaluation}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore from `state`: what lies behind in the files is overwritten."""
+        rounds, traffic, history = state["written"]
+        self._written, self._evaluation = (rounds, traffic, history), state["evaluation"]
+
+    def add(self, record: Record) -> bool:
         """Append one round to the traffic file, then to the history; return whether that was possible.
 
         If an interrupt cuts this short, the round counts as not written, and adding it again overwrites it. A round
         that stands in the history is complete in both files.
         """
-        lines = [f"{entry.round + 1},{entry.client},{entry.down},{entry.up}\n" for entry in entries]
+        lines = [f"{record.round},{h.client},{h.copy},{h.attempt},{h.down},{h.up},0\n" for h in record.hops]
+        if record.evaluation > self._evaluation:
+            lines.append(f"{record.round},,,,0,0,{record.evaluation - self._evaluation}\n")
         rounds, traffic, history = self._written
         with self._noting_trouble():
             traffic = self._put(TRAFFIC, traffic, "".join([*([] if traffic else [COLUMNS]), *lines]))
-            history = self._put(HISTORY, history, json.dumps(record) + "\n")
-            self._written = (rounds + 1, traffic, history)
+            history = self._put(HISTORY, history, json.dumps(record.as_dict()) + "\n")
+            self._written, self._evaluation = (rounds + 1, traffic, history), record.evaluation
             self.trouble = ""
             return True
         return False
@@ -165,7 +205,7 @@ class RunFolder:
     def finish(
         self,
         models: Mapping[str, dict[str, Tensor]],
-        summary: dict[str, Any],
+        summary: RunSummary,
         clients: list[dict[str, Any]] | None = None,
     ) -> None:
         """Write the models (the global one and others by name), the clients and, last, the summary."""
@@ -174,7 +214,7 @@ class RunFolder:
                 save_model(model_path(self.path, name), tensors)
             if clients is not None:
                 write_text(self.path / CLIENTS, json.dumps(clients, indent=1) + "\n")
-            write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+            write_text(self.path / SUMMARY, json.dumps(summary.as_dict(), indent=2) + "\n")
 
 
 def model_path(folder: Path, name: str = "global") -> Path:
@@ -223,16 +263,15 @@ def read_model(path: Path, net: nn.Module) -> nn.Module:
     return net.eval()
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> RunSummary:
     """Read a run's summary."""
     path = folder / SUMMARY
     if not path.exists():
         raise SettingError(f"directory {str(folder)!r} holds no finished run: {SUMMARY} is missing")
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return summary
+    return RunSummary.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Read a run's history, one mapping per round; a last line that a killed process cut short is left out."""
+def read_history(folder: Path) -> list[Record]:
+    """Read a run's history; a last line that a killed process cut short is left out."""
     lines = (folder / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [Record.from_dict(json.loads(line)) for line in lines if line.endswith("\n")]

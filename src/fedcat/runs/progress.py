@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from fedcat.runs.simulation import Record
+from fedcat.runs.callbacks import Callback
+from fedcat.runs.history import Record
+from fedcat.runs.run import Run
 
 
-class ProgressDisplay:
-    """Shows the round, the mean accuracy per label, the speed and the time left of runs side by side.
+class ProgressDisplay(Callback):
+    """Shows the round, the mean score per label, the speed and the time left of runs side by side.
 
     Parameters
     ----------
     console : Console
         The console to print to.
-    labels : list of str
-        The label of each run; accuracies of runs with the same label are averaged.
-    rounds : list of int
-        The number of rounds of each run. Progress is that of the slowest of the longest runs.
+    runs : sequence of Run
+        The runs. Progress is that of the slowest of the longest ones.
+    labels : sequence of str
+        The label of each run; scores of runs with the same label are averaged.
     """
 
-    def __init__(self, console: Console, labels: list[str], rounds: list[int]) -> None:
-        self.console, self.labels = console, labels
-        self.rounds = max(rounds)
-        self._behind = {position: 0 for position, count in enumerate(rounds) if count == self.rounds}
+    def __init__(self, console: Console, runs: Sequence[Run], labels: Sequence[str]) -> None:
+        self.console = console
+        self.labels = {run.name: label for run, label in zip(runs, labels, strict=True)}
+        self.rounds = max(run.rounds for run in runs)
+        self._behind = {run.name: 0 for run in runs if run.rounds == self.rounds}
+        self._scores: dict[str, float] = {}
         self.done = 0
         self._bar_width = 24 if console.width >= 100 else 10
-        self._scores: list[float | None] = [None] * len(labels)
         self._begin = time.perf_counter()
         self._bar: Progress | None = None
+        self._running = set(self.labels)
 
-    def __enter__(self) -> ProgressDisplay:
-        self._begin = time.perf_counter()
-        if self.console.is_terminal:
+    def on_start(self, run: Run) -> None:
+        """Show the bar when the first run starts."""
+        self._monitor = run.monitor
+        if self._bar is None and self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("round"),
                 MofNCompleteColumn(),
@@ -49,36 +54,38 @@ class ProgressDisplay:
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=self.rounds, speed="")
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
+    def on_end(self, run: Run) -> None:
+        """Remove the bar when the last run has ended; a run that ended early holds up nobody."""
+        self._running.discard(run.name)
+        if len(self._behind) > 1 and len(run.history) < self.rounds:
+            self._behind.pop(run.name, None)
+        if not self._running and self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, position: int, record: Record) -> None:
-        """Update the display with a round that run `position` has completed."""
-        if record.accuracy is not None:
-            self._scores[position] = record.accuracy
-        if position in self._behind:
-            self._behind[position] = record.round
+    def on_round(self, run: Run, record: Record) -> None:
+        """Update the display with a round that a run has completed."""
+        if record.evaluated:
+            self._scores[run.name] = record.metrics[run.monitor.name]
+        if run.name in self._behind:
+            self._behind[run.name] = record.round
         if min(self._behind.values()) == self.done:
             return
         self.done = min(self._behind.values())
         if self._bar is not None:
             self._bar.update(
-                self._task, completed=self.done, description=self._fitting(self._accuracies()), speed=self._speed()
+                self._task, completed=self.done, description=self._fitting(self._means()), speed=self._speed()
             )
-        elif record.accuracy is not None:
+        elif record.evaluated:
             self.console.print(self._line(), markup=False, soft_wrap=True)
 
-    def _accuracies(self) -> str:
+    def _means(self) -> str:
         means = []
-        for label in dict.fromkeys(self.labels):
-            scores = [s for s, name in zip(self._scores, self.labels, strict=True) if name == label and s is not None]
+        for label in dict.fromkeys(self.labels.values()):
+            scores = [score for name, score in self._scores.items() if self.labels[name] == label]
             if scores:
-                means.append(f"{label} {100 * statistics.fmean(scores):.1f} %")
+                mean = statistics.fmean(scores)
+                means.append(f"{label} " + (f"{100 * mean:.1f} %" if self._monitor.percent else f"{mean:.4g}"))
         return "  ".join(means if len(means) <= 6 else [*means[:6], f"and {len(means) - 6} more"])
 
     def _fitting(self, text: str) -> str:
@@ -93,4 +100,4 @@ class ProgressDisplay:
         return f"{self.done / elapsed:.1f} rounds/s  {left} left"
 
     def _line(self) -> str:
-        return f"round {self.done}/{self.rounds}  {self._accuracies()}  {self._speed()}"
+        return f"round {self.done}/{self.rounds}  {self._means()}  {self._speed()}"

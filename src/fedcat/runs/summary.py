@@ -1,154 +1,184 @@
-"""What a run gave: its result, and the summary that ``run.json`` holds."""
+"""What a run gave, in figures: what ``run.json`` holds."""
 
 from __future__ import annotations
 
-import platform
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from fedcat.core.errors import SettingError
+from fedcat.models.metrics import Metric
+from fedcat.runs.history import Record
 
-from fedcat.config.settings import Settings
-from fedcat.core.errors import unknown_name
-from fedcat.data.federation import Federation
-from fedcat.models.layout import Layout
-from fedcat.protocol.reply_check import NOT_FINITE
-from fedcat.runs.build import PreparedRun
-from fedcat.runs.simulation import Record, Simulation
-from fedcat.version import __version__
+VERSION = 2
+"""The version of run.json and of the history; 1 had no hops and no metrics besides accuracy and loss."""
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
+@dataclass(frozen=True)
+class Figures:
+    """What is reported about one metric of one model over a run.
+
+    Attributes
+    ----------
+    final : float or None
+        The last value.
+    best : float or None
+        The best value.
+    last_five : float or None
+        The mean of the last five values.
+    """
+
+    final: float | None = None
+    best: float | None = None
+    last_five: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float], metric: Metric) -> Figures:
+        """Return the figures of a metric's values, in order; those that are not finite count for nothing."""
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
+            return cls()
+        return cls(finite[-1], metric.best(finite), statistics.fmean(finite[-5:]))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The evaluation with the best validation score.
+
+    Attributes
+    ----------
+    round : int
+        When it took place.
+    validation : float
+        The monitored metric on the clients' validation data, weighted by samples.
+    metrics : mapping of str to float
+        The global model's metrics on the test data at that time.
+    """
+
+    round: int
+    validation: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RunSummary:
     """What a run gave.
 
     Attributes
     ----------
-    settings : Settings
-        What was asked for, with every default filled in.
-    history : list of Record
-        One record per round.
-    federation : Federation
-        Who held what.
+    name : str
+        The run's name.
     status : str
-        ``finished``, ``untrained`` (no hop ever arrived, the model is the initial one), ``interrupted`` or ``failed``.
-    summary : dict
-        What ``run.json`` holds.
-    folder : Path or None
-        Where the run was written.
-    unwritten : str
-        Why the folder is incomplete; empty if it is complete.
+        ``finished``, ``untrained`` (no hop ever arrived, the model is the initial one), ``stopped`` by a callback,
+        ``interrupted`` or ``failed``.
+    rounds : int
+        The rounds completed.
+    monitor : str
+        The metric that models are compared by.
+    metrics : mapping
+        `Figures` on the test data by model, ``global`` first, and metric.
+    chosen : Choice or None
+        The evaluation with the best validation score, if there is validation data.
+    validation, client_test : mapping
+        How metrics on the clients' own held-out data spread over clients at the last evaluation, by metric.
+    bytes : mapping
+        Training traffic ``up`` and ``down``, and the traffic of ``evaluation`` on clients.
+    relative_traffic : float or None
+        Training traffic relative to one model down and one up per hop, which is FedAvg's.
+    seconds, seconds_estimated : float, bool
+        Seconds, and whether they are an estimate because other runs shared launches.
+    decisions : mapping
+        What the builder decided: device, engine, threads.
+    kernels, device_name : str
+        What computed the steps, and on what.
+    net : mapping
+        The number of parameters and of buffers.
+    input_shape, classes, outputs : list of int, int, int
+        The shape of one input, the number of classes (0 if targets are values) and of outputs.
+    partition_hash : str
+        The SHA-256 of the data and of its partition.
+    versions : mapping
+        Of fedcat, torch, numpy and python.
+    notes : list of str
+        Lines that the user should read.
+    version : int
+        Of this format.
     """
 
-    settings: Settings
-    history: list[Record]
-    federation: Federation
+    name: str
     status: str
-    summary: dict[str, Any]
-    folder: Path | None
-    unwritten: str
-    _layout: Layout
-    _rows: Mapping[str, Tensor]
+    rounds: int
+    monitor: str
+    metrics: dict[str, dict[str, Figures]]
+    chosen: Choice | None
+    validation: dict[str, dict[str, float]]
+    client_test: dict[str, dict[str, float]]
+    bytes: dict[str, int]
+    relative_traffic: float | None
+    seconds: float
+    seconds_estimated: bool
+    decisions: dict[str, Any]
+    kernels: str
+    device_name: str
+    net: dict[str, int]
+    input_shape: list[int]
+    classes: int
+    outputs: int
+    partition_hash: str
+    versions: dict[str, str]
+    notes: list[str]
+    version: int = VERSION
 
-    def __repr__(self) -> str:
-        settings, scores = self.settings, self.accuracies
-        found = f"accuracy {scores[-1]:.2%}, best {max(scores):.2%}" if scores else "not evaluated"
-        rounds = f"{len(self.history)} of {settings.rounds} rounds"
-        return f"<Result: {settings.method} on {self.federation.name}, {self.status} after {rounds}, {found}>"
+    def figures(self, model: str = "global", metric: str = "") -> Figures:
+        """Return the figures of a model's metric, by default of the one that is monitored."""
+        return self.metrics.get(model, {}).get(metric or self.monitor, Figures())
 
     @property
-    def accuracies(self) -> list[float]:
-        """The test accuracies of the evaluations, in order."""
-        return [record.accuracy for record in self.history if record.accuracy is not None]
+    def others(self) -> list[str]:
+        """The models that were evaluated besides the global one."""
+        return [name for name in self.metrics if name != "global"]
 
-    @property
-    def accuracy(self) -> float:
-        """The last test accuracy."""
-        return self.accuracies[-1]
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, as ``run.json`` holds them."""
+        return {"version": self.version, **asdict(self)}
 
-    @property
-    def best(self) -> float:
-        """The best test accuracy."""
-        return max(self.accuracies)
-
-    @property
-    def last_five(self) -> float:
-        """The mean of the last five test accuracies."""
-        return statistics.fmean(self.accuracies[-5:])
-
-    def model(self, which: str = "global") -> nn.Module:
-        """Return the trained net, on the CPU, in evaluation mode; `which` may be ``average`` if one was kept."""
-        if which not in self._rows:
-            raise unknown_name("model", which, self._rows)
-        net = deepcopy(self._layout.net)
-        self._layout.write(self._rows[which], net)
-        return net.cpu().eval()
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> RunSummary:
+        """Return the summary that `as_dict` wrote; raise a `SettingError` if it is of another version."""
+        if plain.get("version", 1) != VERSION:
+            raise SettingError(
+                f"the run was written in format {plain.get('version', 1)}, and this version of fedcat reads {VERSION}"
+            )
+        given = {field.name: plain[field.name] for field in fields(cls)}
+        given["metrics"] = {
+            model: {name: Figures(**figures) for name, figures in found.items()}
+            for model, found in plain["metrics"].items()
+        }
+        given["chosen"] = None if plain["chosen"] is None else Choice(**plain["chosen"])
+        return cls(**given)
 
 
-def summarize(run: PreparedRun, status: str, final: float | None) -> dict[str, Any]:
-    """Return the summary of a run; `final` is its last accuracy if it was taken outside the history."""
-    simulation, history = run.simulation, run.simulation.history
-    layout = simulation.task.layout
-    scores = [record.accuracy for record in history if record.accuracy is not None]
-    names = dict.fromkeys(name for record in history for name in record.others)
-    others = {name: [record.others[name][0] for record in history if name in record.others] for name in names}
-    device = layout.device
+def figures_of(history: Sequence[Record], metrics: Mapping[str, Metric]) -> dict[str, dict[str, Figures]]:
+    """Return the figures of each model and metric of a history."""
+    scores: dict[str, dict[str, list[float]]] = {"global": {name: [] for name in metrics}}
+    for record in history:
+        for model, found in {"global": record.metrics, **record.others}.items():
+            for name, value in found.items():
+                scores.setdefault(model, {}).setdefault(name, []).append(value)
     return {
-        "status": status,
-        "rounds": len(history),
-        "accuracy": {**_figures(scores), **({} if final is None else {"final": final})},
-        "others": {name: _figures(found) for name, found in others.items()},
-        "bytes": {"up": simulation.ledger.up, "down": simulation.ledger.down},
-        "relative_traffic": _relative_traffic(simulation),
-        "seconds": round(simulation.seconds, 3),
-        "seconds_estimated": not simulation.alone,
-        "decisions": run.decisions.as_dict(),
-        "kernels": simulation.engine.kernels(simulation.task),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "net": {"parameters": layout.parameter_size, "buffers": layout.size - layout.parameter_size},
-        "input_shape": list(run.federation.train.shape),
-        "classes": run.federation.classes,
-        "partition_hash": run.federation.hash,
-        "versions": {
-            "fedcat": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "notes": [*run.notes, *_notes(simulation, status)],
+        model: {name: Figures.of(values, metrics[name]) for name, values in found.items()}
+        for model, found in scores.items()
     }
 
 
-def _figures(scores: Sequence[float]) -> dict[str, float | None]:
-    """Return the last, the best and the mean of the last five accuracies."""
-    if not scores:
-        return dict.fromkeys(("final", "best", "last_five"))
-    return {"final": scores[-1], "best": max(scores), "last_five": statistics.fmean(scores[-5:])}
-
-
-def _relative_traffic(simulation: Simulation) -> float | None:
-    """Return the traffic relative to one model down and one up per hop, which is FedAvg's."""
-    layout = simulation.task.layout
-    hops = sum(len(record.clients) for record in simulation.history)
-    return simulation.ledger.total / (2 * hops * layout.size * layout.dtype.itemsize) if hops else None
-
-
-def _notes(simulation: Simulation, status: str) -> list[str]:
-    history, notes = simulation.history, []
-    lost = [hop for record in history for hop in record.lost]
-    hops = sum(len(record.clients) for record in history)
-    if lost and status == "untrained":
-        notes.append(f"no hop arrived: the model is the initial one; the first hop was {lost[0][1]}: {lost[0][2]}")
-    elif lost:
-        notes.append(f"the replies of {len(lost)} of {hops} hops are missing; the first was {lost[0][1]}: {lost[0][2]}")
-    if any(NOT_FINITE in str(hop[2]) for hop in lost):
-        notes[-1] += "; training diverges, try a smaller lr"
-    if status != "failed" and not torch.isfinite(simulation.method.models()["global"]).all():
-        notes.append("the global model contains numbers that are not finite")
-    return notes
+def choose(history: Sequence[Record], monitor: Metric) -> Choice | None:
+    """Return the first of the evaluations with the best validation score."""
+    chosen: Choice | None = None
+    for record in history:
+        if record.evaluated and monitor.name in record.validation:
+            score = record.validation[monitor.name]["weighted_mean"]
+            if math.isfinite(score) and (chosen is None or monitor.better(score, chosen.validation)):
+                chosen = Choice(record.round, score, dict(record.metrics))
+    return chosen

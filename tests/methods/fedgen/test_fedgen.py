@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import digits_net, federation, layout_of, philox, simulate, small_net
+from helpers import digits_net, drive, federation, layout_of, philox, simulate, small_net, step
 from torch import nn
 from torch.nn import functional
 
@@ -29,8 +29,8 @@ def test_without_its_two_terms_it_is_fedavg_bit_for_bit(engine, dtype, monkeypat
     words = {"rounds": 4, "momentum": 0.5, "exact": True}
     gen = simulate(FedGen, FED, layout, engine, options={**SMALL, "a": 0.0, "b": 0.0}, **words)
     plain = simulate(FedAvg, FED, layout, engine, **words)
-    gen.run()
-    plain.run()
+    drive(gen)
+    drive(plain)
     assert torch.equal(gen.method.row, plain.method.row)
     assert gen.method.generator.steps == 4 * 8
 
@@ -42,8 +42,8 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(engine, monkeypatch):
     gen = simulate(FedGen, FED, layout, engine, options=SMALL, exact=True, rounds=3)
     plain = simulate(FedAvg, FED, layout, engine, exact=True, rounds=3)
     for same in (True, False):
-        gen.step()
-        plain.step()
+        step(gen)
+        step(plain)
         assert torch.equal(gen.method.row, plain.method.row) == same
 
 
@@ -104,11 +104,11 @@ def test_no_gradient_flows_through_the_generators_prediction():
 def test_the_generators_traffic_is_in_the_ledger_and_label_counts_go_up_once():
     layout = layout_of(digits_net(), torch.float32)
     sim = simulate(FedGen, FED, layout, "stacked", options=SMALL, rounds=12, k=4)
-    sim.run()
+    drive(sim)
     model, generator = layout.size * 4, sim.method.rule.generator.size * 4
     seen: set[int] = set()
     for round in range(12):
-        entries = [entry for entry in sim.ledger if entry.round == round]
+        entries = sim.history[round].hops
         fresh = {entry.client for entry in entries} - seen
         seen |= fresh
         assert sum(entry.down for entry in entries) == 4 * (model + (generator if round else 0))
@@ -186,7 +186,7 @@ def test_the_generators_learning_rate_decays_and_each_round_has_its_own_random_s
         assert given[-1].lr == pytest.approx(0.01 * 0.5**round)
         assert given[-1].target.steps == 8 * round
         run_server_work([given[-1]])
-        sim.record()
+        sim.record({})
     noise = [work.draw()[1] for work in given]
     assert not torch.equal(noise[0], noise[1])
 
@@ -207,7 +207,7 @@ def test_a_net_with_buffers_has_its_features_too():
             return self.head(self.features(x))
 
     sim = simulate(FedGen, federation([6] * 6), layout_of(Net(), torch.float32), options=SMALL, rounds=2, k=3)
-    sim.run()
+    drive(sim)
     assert sim.method.rule.generator.latent == 6
     assert torch.isfinite(sim.method.row).all()
 
@@ -242,4 +242,4 @@ def test_the_generator_starts_and_trains_from_the_servers_own_streams():
         assert np.array_equal(labels.numpy(), rng.choice(held, size=(8, 6)))
         assert np.array_equal(noise.numpy(), rng.random((8, 6, 5), dtype=np.float32))
         run_server_work([work])
-        sim.record()
+        sim.record({})

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICES, apart, digits_net, federation, layout_of, simulate
+from helpers import DEVICES, apart, digits_net, drive, federation, layout_of, simulate
 from torch import nn
 from torch.nn import functional
 
@@ -16,7 +16,6 @@ from fedcat.methods.fedgen import training
 from fedcat.methods.fedgen.fedgen import FedGen
 from fedcat.methods.fedgen.generator import Generator, RowAdam, diversity_loss, noise_distances, teacher_loss
 from fedcat.methods.fedgen.training import GeneratorState, GeneratorTraining, TrainingOptions
-from fedcat.runs.simulation import run_together
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6])
 SMALL = {"hidden": 12, "noise": 5, "generator_batch": 6, "generator_steps": 8, "generator_lr": 0.01}
@@ -190,7 +189,7 @@ def test_lessons_of_several_simulations_are_given_at_once(monkeypatch):
     monkeypatch.setattr(training, "_train", lambda some: widths.append(len(some)) or real(some))
     engine = simulate(FedAvg, FED, layout, "stacked").engine
     sims = [simulate(FedGen, FED, layout, engine, options=SMALL, rounds=3, seed=seed) for seed in range(4)]
-    run_together([*sims, simulate(FedAvg, FED, layout, engine, rounds=3)])
+    drive(*sims, simulate(FedAvg, FED, layout, engine, rounds=3))
     assert widths == [4, 4, 4]
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from helpers import federation, layout_of, philox, simulate, small_net
+from helpers import drive, federation, layout_of, philox, simulate, small_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -254,6 +254,6 @@ def test_only_parameters_are_compared():
     """The running statistics of a net are no part of a representative gradient."""
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
     sim = simulate(CluSamp, federation([8] * 6), layout_of(net), k=3, rounds=1)
-    sim.run()
+    drive(sim)
     changes = sim.method.state()["selector"]["changes"]
     assert {change.shape for change in changes} == {(64 * 10 + 10 + 20,)}

@@ -6,14 +6,14 @@ import threading
 
 import pytest
 import torch
-from helpers import federation, layout_of, simulate, small_net
+from helpers import drive, federation, layout_of, simulate, small_net, step
 from rich.console import Console
 
 from fedcat.core.interrupt import DeferredInterrupt
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.base import Method
+from fedcat.runs.history import Record
 from fedcat.runs.progress import ProgressDisplay
-from fedcat.runs.simulation import Record, run_together
 
 FED = federation([3, 9, 5, 12, 7, 4])
 LAYOUT = layout_of(small_net())
@@ -23,11 +23,11 @@ def test_a_simulation_can_be_stepped():
     sim = simulate(FedCat, FED, LAYOUT, rounds=5, evaluate_every=2)
     rounds = []
     while not sim.done:
-        rounds += [record.round for record in sim.step()]
+        rounds += [record.round for record in step(sim)]
     assert rounds == [1, 2, 3, 4, 5]
     assert [r.round for r in sim.history if r.accuracy is not None] == [2, 4, 5]
     whole = simulate(FedCat, FED, LAYOUT, rounds=5, evaluate_every=2)
-    whole.run()
+    drive(whole)
     assert torch.equal(whole.method.row, sim.method.row)
     assert [r.accuracy for r in whole.history] == [r.accuracy for r in sim.history]
 
@@ -36,13 +36,11 @@ def test_side_by_side_is_as_one_by_one():
     words = [(FedAvg, 0), (FedCat, 0), (FedCat, 1)]
     alone = [simulate(m, FED, LAYOUT, seed=s, rounds=4) for m, s in words]
     for sim in alone:
-        sim.run()
+        drive(sim)
     engine = alone[0].engine
     together = [simulate(m, FED, LAYOUT, engine, seed=s, rounds=4) for m, s in words]
-    seen = []
-    run_together(together, lambda position, record: seen.append((position, record.round)))
+    drive(*together)
     assert all(torch.equal(a.method.row, b.method.row) for a, b in zip(alone, together, strict=True))
-    assert sorted(seen) == [(p, r) for p in range(3) for r in range(1, 5)]
 
 
 def test_simulations_of_different_length_and_engine_end_each_in_their_time():
@@ -50,7 +48,7 @@ def test_simulations_of_different_length_and_engine_end_each_in_their_time():
         simulate(FedAvg, FED, LAYOUT, "sequential", rounds=2),
         simulate(FedCat, FED, LAYOUT, "stacked", rounds=5),
     ]
-    run_together(sims)
+    drive(*sims)
     assert [len(sim.history) for sim in sims] == [2, 5]
 
 
@@ -65,7 +63,7 @@ def test_the_history_says_who_trained_which_copy_and_what_it_cost():
         return hops
 
     sim.method.plan = spy
-    sim.run()
+    drive(sim)
     for record in sim.history:
         expected = [d for r, c, d in sorted(planned) if r == record.round - 1]
         assert record.clients == expected
@@ -75,27 +73,28 @@ def test_the_history_says_who_trained_which_copy_and_what_it_cost():
 
 def test_further_models_are_evaluated_on_request():
     sim = simulate(FedCat, FED, LAYOUT, rounds=4, k=3, evaluate_every=1, evaluate=("mean", "copies"))
-    sim.run()
+    drive(sim)
     assert set(sim.history[0].others) == {"mean", "copy 0", "copy 1", "copy 2"}
-    assert sim.history[2].others["mean"] == [sim.history[2].accuracy, sim.history[2].loss]
-    assert sim.history[0].others["mean"] != [sim.history[0].accuracy, sim.history[0].loss]
+    assert sim.history[2].others["mean"] == sim.history[2].metrics
+    assert sim.history[0].others["mean"] != sim.history[0].metrics
     plain = simulate(FedAvg, FED, LAYOUT, rounds=1, evaluate=("mean", "copies"))
-    plain.run()
+    drive(plain)
     assert plain.history[0].others == {}
 
 
 def test_a_record_is_plain_json():
     sim = simulate(FedCat, FED, LAYOUT, rounds=2)
-    sim.run()
+    drive(sim)
     first, last = (json.loads(json.dumps(r.as_dict())) for r in sim.history)
-    assert "accuracy" not in first
-    assert last["accuracy"] == sim.history[1].accuracy
-    assert first["clients"] == sim.history[0].clients
+    assert "metrics" not in first
+    assert last["metrics"] == sim.history[1].metrics
+    assert [hop["client"] for hop in first["hops"]] == sim.history[0].clients
+    assert Record.from_dict(last) == sim.history[1]
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_history():
     sim = simulate(FedAvg, FED, LAYOUT, rounds=2, lr=1e307, evaluate_every=1)
-    sim.run()
+    drive(sim)
     assert not all(math.isfinite(r.loss) for r in sim.history)
     for record in sim.history:
         json.dumps(record.as_dict(), allow_nan=False)
@@ -104,28 +103,28 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_history():
 def test_numbers_that_blow_up_are_refused_and_the_model_stays_finite():
     sim = simulate(FedAvg, FED, LAYOUT, rounds=3, lr=1e200, weight_decay=1e200)
     before = sim.method.row
-    sim.run()
+    drive(sim)
     assert torch.equal(sim.method.row, before)
     assert all(len(record.lost) == 3 for record in sim.history)
-    assert "not finite" in sim.history[0].lost[0][2]
+    assert "not finite" in sim.history[0].lost[0].why
     assert sim.ledger.up == sim.ledger.down
 
 
 def test_a_bound_keeps_large_changes_out():
     free = simulate(FedAvg, FED, LAYOUT, rounds=2)
-    free.run()
+    drive(free)
     bound = simulate(FedAvg, FED, LAYOUT, rounds=2, bound=1e-6)
     before = bound.method.row
-    bound.run()
+    drive(bound)
     assert torch.equal(bound.method.row, before)
     assert not free.history[0].lost
-    assert "above the bound" in bound.history[0].lost[0][2]
+    assert "above the bound" in bound.history[0].lost[0].why
 
 
 def test_accuracy_on_each_clients_own_data():
     sim = simulate(FedAvg, FED, LAYOUT, rounds=1)
-    sim.run()
-    found = sim.client_accuracies()
+    drive(sim)
+    found = sim.client_scores().rows()
     assert [f["samples"] for f in found] == FED.sizes.tolist()
     net = small_net().double()
     LAYOUT.write(sim.method.row, net)
@@ -139,7 +138,7 @@ def test_a_method_that_waits_for_nobody_is_an_error():
             return []
 
     with pytest.raises(RuntimeError, match="waits for replies that are not outstanding"):
-        simulate(Stuck, FED, LAYOUT).run()
+        drive(simulate(Stuck, FED, LAYOUT))
 
 
 def test_a_method_without_a_plan_is_not_a_method():
@@ -177,25 +176,30 @@ def test_other_handlers_and_threads_are_left_alone(monkeypatch):
 
 def test_the_bar_waits_for_the_run_that_is_furthest_behind():
     out = io.StringIO()
-    watcher = ProgressDisplay(Console(file=out, width=200), ["fast", "slow", "short"], [2, 2, 1])
-    with watcher:
-        for position, round in ((0, 1), (2, 1), (0, 2), (1, 1), (1, 2)):
-            watcher(position, Record(round, 0.5, 1.0, 0, 0, 0.0, [], None))
+    runs = [
+        simulate(FedAvg, FED, LAYOUT, rounds=rounds, run_name=name) for name, rounds in (("a", 2), ("b", 2), ("c", 1))
+    ]
+    watcher = ProgressDisplay(Console(file=out, width=200), runs, ["fast", "slow", "short"])
+    for run in runs:
+        watcher.on_start(run)
+    for position, round in ((0, 1), (2, 1), (0, 2), (1, 1), (1, 2)):
+        watcher.on_round(runs[position], Record(round, {"accuracy": 0.5}))
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/2", "2/2"]
 
 
 def test_a_cycle_that_the_last_round_cuts_short_is_aggregated():
     sim = simulate(FedCat, FED, LAYOUT, rounds=2, k=3)
     start = sim.method.row
-    sim.run()
+    drive(sim)
     assert not torch.equal(sim.method.row, start)
-    assert sim.history[-1].accuracy == sim.score()
+    assert sim.history[-1].metrics == sim.score()
 
 
 def test_a_round_that_is_due_is_evaluated_once(monkeypatch):
     sim = simulate(FedAvg, FED, LAYOUT, rounds=4, k=3, evaluate_every=2)
     calls = []
-    whole = sim.engine.evaluate
-    monkeypatch.setattr(sim.engine, "evaluate", lambda *given: (calls.append(len(sim.history)), whole(*given))[1])
-    sim.run()
+    monkeypatch.setattr(
+        "fedcat.runs.driver.evaluate", lambda jobs: [calls.append(len(sim.history)) or {"accuracy": 0.5} for _ in jobs]
+    )
+    drive(sim)
     assert calls == [1, 3]

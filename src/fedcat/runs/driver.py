@@ -1,0 +1,211 @@
+"""The driver: takes any number of runs through their rounds, with or without a barrier."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from fedcat.engines.base import Engine, Job
+from fedcat.engines.evaluation import Scores, evaluate
+from fedcat.methods.base import run_server_work
+from fedcat.models.metrics import ClientScores
+from fedcat.protocol.hop import Hop, HopId
+from fedcat.protocol.reply import Reply, Status
+from fedcat.runs.run import Run
+
+T = TypeVar("T")
+Name = tuple[str, HopId]
+"""Names a hop among all runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """A hop that an engine owes a reply for, and when it is given up."""
+
+    run: Run
+    hop: Hop
+    deadline: float
+
+
+class Driver:
+    """Plans, submits, collects, absorbs, evaluates and records, until all runs are done.
+
+    Runs that share an engine share its launches. With a barrier, each step is a round: it waits for all replies, and
+    the next round starts after the last one is evaluated. Without a barrier, replies are absorbed as they come, and a
+    method may start hops of later rounds; the global models, the accuracies and the traffic of each round are the same.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        The runs; their names must differ.
+    barrier : bool
+        Whether a round waits for all of its replies before anything else starts.
+    deadline : float, optional
+        Seconds after which a hop that was submitted is given up as late. Bytes that come later are counted.
+    """
+
+    def __init__(self, runs: Sequence[Run], barrier: bool = True, deadline: float | None = None) -> None:
+        self.runs = {run.name: run for run in runs}
+        if len(self.runs) < len(runs):
+            raise ValueError(f"runs must have different names, got {sorted(run.name for run in runs)}")
+        self.barrier, self.deadline = barrier, deadline
+        self._owed: dict[Name, Sent] = {}
+        self._late: dict[Name, Sent] = {}
+        self._held: list[Job] = []
+        self._started = False
+
+    @property
+    def active(self) -> list[Run]:
+        """The runs that are not done."""
+        return [run for run in self.runs.values() if not run.done]
+
+    def run(self, between: Callable[[], None] | None = None) -> None:
+        """Step until all runs are done; `between` is called after every step, and may raise to end them.
+
+        Each run ends, and tells its callbacks, as soon as it is done; if an exception ends the others, they end too.
+        """
+        cause: BaseException | None = None
+        try:
+            self.start()
+            while self.active:
+                self.step()
+                if between is not None:
+                    between()
+        except BaseException as error:
+            cause = error
+            raise
+        finally:
+            for run in self.runs.values():
+                run.end(cause)
+
+    def start(self) -> None:
+        """Tell the callbacks that the runs start; the first step does so otherwise."""
+        if not self._started:
+            self._started = True
+            for run in self.runs.values():
+                run.tell("on_start")
+
+    def step(self) -> None:
+        """Collect replies once from every engine; with a barrier, that is a round of every run."""
+        self.start()
+        for engine in dict.fromkeys(run.engine for run in self.active):
+            group = [run for run in self.active if run.engine is engine]
+            for run in group:
+                self._submit(run)
+            replies = self._collect(engine)
+            for run in group:
+                _timed(run, partial(run.absorb, [reply for reply in replies if reply.run == run.name]))
+            self._work(group)
+        self._record()
+
+    def _submit(self, run: Run) -> None:
+        """Queue the hops of a run that can start now; those of a client that is busy wait for it."""
+        jobs = _timed(run, partial(run.plan, None if self.barrier else run.rounds))
+        self._send([*(job for job in self._held if job[0].run == run.name), *jobs])
+
+    def _send(self, jobs: Sequence[Job]) -> None:
+        self._held = [job for job in self._held if job not in jobs]
+        for task, hop in jobs:
+            run = self.runs[task.run]
+            if run.engine.one_per_client and self._busy(run, hop.client):
+                self._held.append((task, hop))
+                continue
+            end = math.inf if self.deadline is None else time.monotonic() + self.deadline
+            self._owed[run.name, hop.id] = Sent(run, hop, end)
+            run.engine.submit([(task, hop)])
+
+    def _busy(self, run: Run, client: int) -> bool:
+        away = (*self._owed.values(), *self._late.values())
+        return any(sent.run is run and sent.hop.client == client for sent in away)
+
+    def _collect(self, engine: Engine) -> list[Reply]:
+        """Return the replies that end hops: of the whole round with a barrier, else at least one."""
+        if not self._waiting(engine):
+            raise RuntimeError("no run has a hop to start: a method waits for replies that are not outstanding")
+        replies: list[Reply] = []
+        while self._waiting(engine) and (self.barrier or not replies):
+            replies += self._receive(engine)
+            self._send([job for job in self._held if self.runs[job[0].run].engine is engine])
+        return replies
+
+    def _waiting(self, engine: Engine) -> bool:
+        held = any(self.runs[task.run].engine is engine for task, _ in self._held)
+        return held or any(sent.run.engine is engine for sent in self._owed.values())
+
+    def _receive(self, engine: Engine) -> list[Reply]:
+        """Wait for replies or for the next deadline; a reply that was given up or is repeated ends nothing."""
+        ends = [sent.deadline for sent in self._owed.values() if sent.run.engine is engine]
+        first = min(ends, default=math.inf)
+        begin = time.perf_counter()
+        found = engine.collect(None if math.isinf(first) else max(0.0, first - time.monotonic()))
+        self._share(found, time.perf_counter() - begin, engine)
+        ended = []
+        for reply in found:
+            late = self._late.pop((reply.run, reply.hop), None)
+            if late is not None:
+                late.run.came_late(late.hop, reply)
+            elif self._owed.pop((reply.run, reply.hop), None) is not None:
+                ended.append(reply)
+        now = time.monotonic()
+        for name, sent in list(self._owed.items()):
+            if sent.deadline <= now and sent.run.engine is engine:
+                self._late[name] = self._owed.pop(name)
+                why = f"no reply within {self.deadline:g} s"
+                ended.append(Reply.lost(sent.hop, Status.LATE, why, sent.run.name))
+        return ended
+
+    def _share(self, replies: Sequence[Reply], elapsed: float, engine: Engine) -> None:
+        """Add the time of a launch to the runs that were in it, in proportion to the time of their hops."""
+        shares = {run: 0.0 for run in self.active if run.engine is engine}
+        for reply in replies:
+            if self.runs[reply.run] in shares:
+                shares[self.runs[reply.run]] += reply.seconds
+        total = sum(shares.values())  # more than elapsed if several processes train
+        for run, seconds in shares.items():
+            run.seconds += elapsed * (seconds / total if total else 1 / len(shares))
+            run.alone &= len(shares) == 1
+
+    def _work(self, group: Sequence[Run]) -> None:
+        """Do what is left to do on the server, for several runs together where possible."""
+        works = {run: run.method.work() for run in group}
+        busy = [run for run, work in works.items() if work is not None]
+        begin = time.perf_counter()
+        run_server_work(works.values())
+        for run in busy:
+            run.seconds += (time.perf_counter() - begin) / len(busy)
+
+    def _record(self) -> None:
+        """Evaluate what is due, in as few passes as possible, record rounds that are complete, and end runs."""
+        due = [(run, _timed(run, run.due)) for run in self.active]
+        jobs = [(run, key, job) for run, jobs in due for key, job in jobs.items()]
+        begin = time.perf_counter()
+        try:
+            found = evaluate([job for _, _, job in jobs])
+        except torch.OutOfMemoryError:
+            for engine in {run.engine for run, _ in due}:
+                engine.release()
+            found = evaluate([job.alone() for _, _, job in jobs])
+        share = (time.perf_counter() - begin) / max(1, sum(len(job.on) for _, _, job in jobs))
+        scores: dict[Run, dict[tuple[str, str], Scores | ClientScores]] = {run: {} for run, _ in due}
+        for (run, key, job), score in zip(jobs, found, strict=True):
+            scores[run][key] = score
+            run.seconds += share * len(job.on)
+        records = {run: run.record(mine) for run, mine in scores.items()}
+        for run, record in records.items():
+            if record is not None:
+                run.announce(record)
+
+
+def _timed(run: Run, call: Callable[[], T]) -> T:
+    """Call a function and add its time to the run's seconds."""
+    begin = time.perf_counter()
+    try:
+        return call()
+    finally:
+        run.seconds += time.perf_counter() - begin

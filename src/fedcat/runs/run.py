@@ -1,0 +1,470 @@
+"""A run: one method on one federation with one seed. A round is: plan, train, absorb, evaluate, record."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcat.config.settings import Settings
+from fedcat.core.errors import SettingError
+from fedcat.data.federation import EvaluationSet, Federation
+from fedcat.engines.base import Engine, Job
+from fedcat.engines.evaluation import Evaluation, Scores, evaluate
+from fedcat.methods.base import Method
+from fedcat.models.metrics import ClientScores, make_metrics, make_monitor
+from fedcat.protocol.hop import Hop
+from fedcat.protocol.ledger import Ledger
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.reply_check import NOT_FINITE, ReplyCheck
+from fedcat.protocol.task import Task
+from fedcat.runs.callbacks import Callback
+from fedcat.runs.history import Record
+from fedcat.runs.result import Result
+from fedcat.runs.summary import Figures, RunSummary, choose, figures_of
+from fedcat.version import __version__
+
+STATE_VERSION = 1
+HELD_OUT = ("validation", "client_test")
+"""The clients' own data that the global model is evaluated on."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the builder decided, as opposed to what the user asked for.
+
+    Attributes
+    ----------
+    device : str
+        Where the run trains.
+    engine, reason : str
+        How, and why so.
+    exact : bool
+        Whether no bit depends on what else runs in the comparison.
+    workers, threads : int
+        Training processes, and PyTorch's threads.
+    """
+
+    device: str
+    engine: str
+    reason: str
+    exact: bool
+    workers: int
+    threads: int
+
+
+class Run:
+    """One method on one federation with one seed, from its first round to its last.
+
+    Parameters
+    ----------
+    name : str
+        The run's name, unique among the runs that are driven together.
+    settings : Settings
+        What was asked for, with every default filled in.
+    decisions : Decisions
+        What the builder decided.
+    federation : Federation
+        Who holds what.
+    method : Method
+        The server side.
+    task : Task
+        The client side.
+    engine : Engine
+        The engine that trains.
+    metrics : sequence
+        Metrics besides accuracy and loss: `Metric` objects or functions.
+    notes : sequence of str
+        Lines that the user should read.
+
+    Attributes
+    ----------
+    history : list of Record
+        The rounds that are complete.
+    ledger : Ledger
+        The traffic.
+    seconds : float
+        The time taken so far.
+    alone : bool
+        Whether nothing ran beside it, so that its seconds are measured and not a share.
+    callbacks : list of Callback
+        Who is told.
+    resumed : bool
+        Whether it continues from a state.
+    error : BaseException or None
+        Why it failed.
+    clients : list or None
+        The final model's metrics on each client's own data, if they are wanted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        decisions: Decisions,
+        federation: Federation,
+        method: Method,
+        task: Task,
+        engine: Engine,
+        metrics: Sequence[Any] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.name, self.settings, self.decisions, self.federation = name, settings, decisions, federation
+        self.method, self.task, self.engine = method, task, engine
+        self.metrics = make_metrics(metrics, task.loss, federation.classes > 0)
+        self.monitor = make_monitor(settings.monitor, self.metrics)
+        self.early_notes, self.late_notes = tuple(notes), list[str]()
+        self.ledger = Ledger()
+        self.reply_check = ReplyCheck(task.layout.size, task.layout.dtype, settings.bound)
+        self.history: list[Record] = []
+        self.seconds = 0.0
+        self.alone = True
+        self.callbacks: list[Callback] = []
+        self.resumed = False
+        self.error: BaseException | None = None
+        self.clients: list[dict[str, Any]] | None = None
+        self._status = ""
+        self._stopping = False
+        self._closed = False
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds to run."""
+        return self.settings.rounds
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do: all rounds are recorded, or the run was stopped or failed."""
+        return bool(self._status) or self._stopping or len(self.history) >= self.rounds
+
+    @property
+    def status(self) -> str:
+        """How the run ended, see `RunSummary`; ``running`` before its end."""
+        return self._status or "running"
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that the user should read."""
+        return [*self.early_notes, *self.late_notes]
+
+    # Training
+
+    def plan(self, until: int | None = None) -> list[Job]:
+        """Return the hops of rounds before `until` that can start now.
+
+        Without `until`, a round starts only after the previous one is recorded, so that it can be evaluated first.
+        """
+        hops = self.method.plan(min(len(self.history) + 1 if until is None else until, self.rounds))
+        self.reply_check.expect(hops)
+        for hop in hops:
+            self.ledger.sent(hop)
+        return [(self.task, hop) for hop in hops]
+
+    def absorb(self, replies: Sequence[Reply]) -> None:
+        """Pass the replies that the reply check admits to the method."""
+        admitted = self.reply_check.admit(replies)
+        for hop, reply in admitted:
+            self.ledger.received(hop, reply)
+        self.method.absorb([reply for _, reply in admitted])
+        wrong = self.wrong_row()
+        if wrong is not None:
+            raise SettingError(wrong)
+
+    def came_late(self, hop: Hop, reply: Reply) -> None:
+        """Count the bytes of a reply to a hop that was given up."""
+        self.ledger.late(hop, reply.bytes_up)
+
+    def wrong_row(self) -> str | None:
+        """Return what is wrong with the method's global row, or None."""
+        row, layout = self.method.models()["global"], self.task.layout
+        if isinstance(row, torch.Tensor) and row.shape == (layout.size,) and row.dtype == layout.dtype:
+            return None
+        got = f"{row.dtype} of shape {tuple(row.shape)}" if hasattr(row, "shape") else type(row).__name__
+        name = type(self.method).__name__
+        return f"method {name} must keep a global row of {layout.dtype} of shape ({layout.size},), got {got}"
+
+    # Evaluation
+
+    def due(self) -> dict[tuple[str, str], Evaluation]:
+        """Return the evaluations before the next round is recorded, by data and model; none if none is due.
+
+        After the last round the method is closed first.
+        """
+        number = len(self.history) + 1
+        if number > min(self.method.round, self.rounds):
+            return {}
+        if number == self.rounds and not self._closed:
+            self.method.close()
+            self._closed = True
+        if number < self.rounds and number % self.settings.evaluation_interval:
+            return {}
+        rows = self.method.models(*self.settings.evaluate)
+        found = {("test", model): self.evaluation(row, self.federation.test_set) for model, row in rows.items()}
+        for name in HELD_OUT:
+            held = getattr(self.federation, name)
+            if held is not None:
+                found[name, "global"] = self.evaluation(rows["global"], held, per_client=True)
+        return found
+
+    def evaluation(self, row: Tensor, on: EvaluationSet, per_client: bool = False) -> Evaluation:
+        """Return the job that evaluates a row on some samples."""
+        layout, engine = self.task.layout, self.engine
+        together = engine.name == "stacked" and not engine.exact
+        return Evaluation(layout, row, on.to(layout.device), list(self.metrics.values()), per_client, together)
+
+    def score(self) -> Scores:
+        """Return the global model's metrics on the test data."""
+        (found,) = evaluate([self.evaluation(self.method.models()["global"], self.federation.test_set)])
+        assert isinstance(found, dict)
+        return found
+
+    def client_scores(self) -> ClientScores:
+        """Return the global model's metrics on each client's own data: its test data if it has any, else training."""
+        held = self.federation.client_test or self.federation.train_set
+        (found,) = evaluate([self.evaluation(self.method.models()["global"], held, per_client=True)])
+        assert isinstance(found, ClientScores)
+        return found
+
+    def record(self, scores: Mapping[tuple[str, str], Scores | ClientScores]) -> Record | None:
+        """Record the next round if it is complete, with the results of what was due."""
+        number = len(self.history) + 1
+        if number > min(self.method.round, self.rounds):
+            return None
+        down, up = self.ledger.until(number)
+        record = Record(
+            round=number,
+            metrics={},
+            up=up,
+            down=down,
+            seconds=round(self.seconds, 4),
+            hops=self.ledger.of_round(number - 1),
+        )
+        for (name, model), found in scores.items():
+            if isinstance(found, ClientScores):
+                setattr(record, name, {m.name: found.spread(m) for m in self.metrics.values()})
+                self._count_evaluation(name, found)
+            elif model == "global":
+                record.metrics = found
+            else:
+                record.others[model] = found
+        record.evaluation = self.ledger.evaluation
+        self.history.append(record)
+        self.ledger.forget(number)
+        return record
+
+    def announce(self, record: Record) -> None:
+        """Tell the callbacks of a round, and end the run if it was the last."""
+        if record.evaluated:
+            self.tell("on_evaluate", record)
+        self.tell("on_round", record)
+        if self.done:
+            self.end()
+
+    def _count_evaluation(self, name: str, found: ClientScores) -> None:
+        """Count what an evaluation on clients takes: the model down, and one number per metric and the samples up.
+
+        If it steers the method, that is training traffic.
+        """
+        clients, row = len(found.clients), self.method.models()["global"]
+        down, up = clients * row.nbytes, clients * 8 * (len(self.metrics) + 1)
+        if name == "validation" and type(self.method).validated is not Method.validated:
+            self.ledger.down += down
+            self.ledger.up += up
+            self.method.validated(found)
+        else:
+            self.ledger.evaluation += down + up
+
+    # Beginning and end
+
+    def tell(self, event: str, *given: Any) -> None:
+        """Tell the callbacks of an event; an exception in one of them ends the run as failed."""
+        for callback in self.callbacks:
+            with self._failing_alone(f"{event} of the callback {type(callback).__name__}"):
+                getattr(callback, event)(self, *given)
+
+    @contextmanager
+    def _failing_alone(self, what: str) -> Iterator[None]:
+        """Turn an exception into the failure of this run, so that the others go on."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in {what}, run {self.name!r}")
+            self.error = self.error or error
+            self._stopping = True
+
+    def stop(self, why: str = "") -> None:
+        """Stop this run at the end of the round; the others go on."""
+        self._stopping = True
+        if self.error is None and not self._status:
+            reason = f": {why}" if why else ""
+            self.late_notes.append(f"stopped after round {len(self.history)} of {self.rounds}{reason}")
+
+    def end(self, cause: BaseException | None = None) -> None:
+        """End the run and tell the callbacks; `cause` is what ended it before it was done."""
+        if self._status:
+            return
+        if cause is not None and not self.done:
+            self.error = cause
+        if self.settings.per_client and self.error is None:
+            with self._failing_alone("the evaluation on each client"):
+                self.clients = self.client_scores().rows()
+        self._status = self._how_it_ended()
+        self.late_notes += self._closing_notes()
+        self.tell("on_end")
+        if isinstance(self.error, Exception) and self._status != "failed":  # a callback failed at the end
+            self._status = "failed"
+            self.late_notes.append(_described(self.error))
+
+    def _how_it_ended(self) -> str:
+        if isinstance(self.error, KeyboardInterrupt):
+            return "interrupted"
+        if self.error is not None:
+            return "failed"
+        if len(self.history) < self.rounds:
+            return "stopped"
+        return "finished" if any(hop.arrived for record in self.history for hop in record.hops) else "untrained"
+
+    def _closing_notes(self) -> list[str]:
+        notes = [] if self._status != "failed" or self.error is None else [_described(self.error)]
+        lost = [hop for record in self.history for hop in record.lost]
+        hops = sum(len(record.hops) for record in self.history)
+        if lost and self._status == "untrained":
+            first = f"the first hop was {lost[0].status}: {lost[0].why}"
+            notes.append(f"no hop arrived: the model is the initial one; {first}")
+        elif lost:
+            first = f"the first was {lost[0].status}: {lost[0].why}"
+            notes.append(f"the replies of {len(lost)} of {hops} hops are missing; {first}")
+        if any(NOT_FINITE in hop.why for hop in lost):
+            notes[-1] += "; training diverges, try a smaller lr"
+        if self._status != "failed" and not torch.isfinite(self.method.models()["global"]).all():
+            notes.append("the global model contains numbers that are not finite")
+        return notes
+
+    def rows(self) -> dict[str, Tensor]:
+        """Return the models to keep by name, or none if the method's row is unsound."""
+        return self.method.models() if self.wrong_row() is None else {}
+
+    def summary(self) -> RunSummary:
+        """Return what the run has given so far."""
+        layout, history = self.task.layout, self.history
+        figures = figures_of(history, self.metrics)
+        if self.status in ("stopped", "interrupted") and self.rows() and not (history and history[-1].evaluated):
+            figures["global"] = {
+                name: Figures(value, figures["global"][name].best, figures["global"][name].last_five)
+                for name, value in self.score().items()
+            }
+        last = next((record for record in reversed(history) if record.evaluated), Record(0))
+        hops = sum(len(record.hops) for record in history)
+        return RunSummary(
+            name=self.name,
+            status=self.status,
+            rounds=len(history),
+            monitor=self.monitor.name,
+            metrics=figures,
+            chosen=choose(history, self.monitor),
+            validation=last.validation,
+            client_test=last.client_test,
+            bytes={"up": self.ledger.up, "down": self.ledger.down, "evaluation": self.ledger.evaluation},
+            relative_traffic=self.ledger.total / (2 * hops * layout.size * layout.dtype.itemsize) if hops else None,
+            seconds=round(self.seconds, 3),
+            seconds_estimated=not self.alone,
+            decisions=asdict(self.decisions),
+            kernels=self.engine.kernels(self.task),
+            device_name=torch.cuda.get_device_name(layout.device)
+            if layout.device.type == "cuda"
+            else platform.machine(),
+            net={"parameters": layout.parameter_size, "buffers": layout.size - layout.parameter_size},
+            input_shape=list(self.federation.train.shape),
+            classes=self.federation.classes,
+            outputs=self.federation.outputs,
+            partition_hash=self.federation.hash,
+            versions={
+                "fedcat": __version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            notes=self.notes,
+        )
+
+    def result(self, folder: Path | None = None, unwritten: str = "") -> Result:
+        """Return the result of a run that has ended; `folder` is where it was written, `unwritten` why not wholly."""
+        return Result(
+            settings=self.settings,
+            history=self.history,
+            federation=self.federation,
+            summary=self.summary(),
+            folder=folder,
+            unwritten=unwritten,
+            error=self.error if isinstance(self.error, Exception) else None,
+            clients=self.clients,
+            _layout=self.task.layout,
+            _rows={name: row.cpu() for name, row in self.rows().items()},
+        )
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to continue from here, at any moment, also in mid-round.
+
+        It holds plain values and tensors, see `fedcat.runs.state`. Hops that are on their way are not part of it: they
+        are planned again, with the same names. The tensors are not changed by later rounds.
+        """
+        kept = any(callback.keeps_history for callback in self.callbacks)
+        return {
+            "version": STATE_VERSION,
+            "run": self.name,
+            "method": self.settings.method,
+            "federation": self.federation.hash,
+            "rounds": len(self.history),
+            "history": None if kept else [record.as_dict() for record in self.history],
+            "server": self.method.state(),
+            "ledger": self.ledger.state(),
+            "seconds": self.seconds,
+            "alone": self.alone,
+            "notes": list(self.late_notes),
+            "callbacks": [[type(callback).__name__, callback.state()] for callback in self.callbacks],
+        }
+
+    def restore(self, state: Mapping[str, Any], history: Sequence[Record] | None = None) -> None:
+        """Continue from a state.
+
+        Parameters
+        ----------
+        state : mapping
+            What `state` returned, in this process or another.
+        history : sequence of Record, optional
+            The records, if the state does not hold them because a callback keeps them.
+        """
+        own = {"version": STATE_VERSION, "method": self.settings.method, "federation": self.federation.hash}
+        for name, value in own.items():
+            if state[name] != value:
+                raise SettingError(f"the state is of another run: its {name} is {state[name]!r}, this one's {value!r}")
+        records = [Record.from_dict(one) for one in state["history"]] if history is None else list(history)
+        if len(records) < state["rounds"]:
+            raise SettingError(f"the state is of round {state['rounds']}, but the history ends at {len(records)}")
+        self.history = records[: state["rounds"]]
+        self.method.restore(state["server"])
+        self.ledger.restore(state["ledger"])
+        self.seconds, self.alone, self.late_notes = state["seconds"], state["alone"], list(state["notes"])
+        waiting = [part for name, part in state["callbacks"]]
+        names = [name for name, _ in state["callbacks"]]
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            if name in names:
+                place = names.index(name)
+                callback.restore(waiting.pop(place))
+                names.pop(place)
+        self.resumed = True
+
+
+def _described(error: BaseException) -> str:
+    where = getattr(error, "__notes__", [])
+    return f"{type(error).__name__}: {error}" + (f" ({where[0]})" if where else "")
