@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "protocol": {"core", "data", "models"},
     "methods": {"core", "data", "models", "protocol"},
     "engines": {"core", "data", "models", "protocol"},
-    "config": {"core", "data", "models", "methods", "engines"},
+    "config": {"core", "data", "models", "protocol", "methods", "engines"},
     "runs": {"core", "data", "models", "protocol", "methods", "engines", "config"},
     "report": {"core", "data"},
     "bench": {"core", "data", "models", "runs"},

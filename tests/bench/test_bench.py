@@ -19,7 +19,7 @@ SMALL = Workload("digits-cnn", per_round=3, clients=6, epochs=2, samples=120)
 
 
 def test_every_net_of_the_package_has_images():
-    assert set(IMAGES) == {name for name, _ in NETS} - {"mlp", "cnn"}
+    assert set(IMAGES) == {name for name, _ in NETS} - {"mlp", "cnn", "char-lstm"}
     with pytest.raises(SettingError, match="unknown net"):
         Workload("no-such").dataset()
 

@@ -27,6 +27,9 @@ def test_options_of_partitions_and_server_optimizers_are_settings_too():
     assert {name: place[:2] for name, place in names.items()} == {
         "alpha": ("partition_options", "alpha"),
         "shards": ("partition_options", "shards"),
+        "optimizer_beta1": ("optimizer_options", "beta1"),
+        "optimizer_beta2": ("optimizer_options", "beta2"),
+        "optimizer_eps": ("optimizer_options", "eps"),
         "server_lr": ("server_options", "lr"),
         "server_momentum": ("server_options", "momentum"),
         "server_beta2": ("server_options", "beta2"),

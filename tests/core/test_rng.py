@@ -39,6 +39,7 @@ def test_the_numbers_of_the_purposes_are_a_file_format():
         "SERVER": 9,
         "WRITERS": 10,
         "HOLD_OUT": 11,
+        "AUGMENT": 12,
     }
 
 
@@ -73,6 +74,8 @@ def test_a_stream_is_numpys_philox_with_the_documented_key_and_counter(purpose):
         ("SPLIT", [693286002, 848075397, 133387363], [537853954, 994751657, 686446969]),
         ("SERVER", [885626957, 801100972, 543816751], [394387181, 72471993, 272424918]),
         ("WRITERS", [504529097, 959141708, 272284846], [559401860, 96509180, 737672295]),
+        ("HOLD_OUT", [388342316, 199643003, 94036363], [545780448, 529561680, 7996823]),
+        ("AUGMENT", [929480140, 596938883, 853668984], [448891578, 718958779, 44135429]),
     ],
 )
 def test_the_numbers_of_every_purpose_are_a_file_format(purpose, plain, keyed):

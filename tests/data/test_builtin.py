@@ -1,3 +1,4 @@
+import json
 import time
 
 import numpy as np
@@ -16,10 +17,11 @@ from small_data import (
 )
 
 import fedcat
-from fedcat.core.errors import SettingError
-from fedcat.data.builtin import cifar10, cifar100, digits, femnist, mnist
+from fedcat.core.errors import DataError, SettingError
+from fedcat.data.builtin import cifar10, cifar100, digits, femnist, mnist, shakespeare
 from fedcat.data.dataset import DATASETS, dataset_options
 from fedcat.data.files.catalog import SOURCES
+from fedcat.data.files.formats import LETTERS
 
 
 @pytest.fixture
@@ -170,7 +172,9 @@ def test_writers_with_few_samples_are_left_out(small):
         SettingError, match=r"femnist.writers must be at most 5, .* keep = 18 samples, or 0 for all of them, got 6"
     ):
         femnist(data_dir=small, writers=6, keep=18)
-    with pytest.raises(SettingError, match=r"femnist.keep must be at most 22, the size of the largest writer, got 100"):
+    with pytest.raises(
+        SettingError, match=r"femnist.keep must be at most 22, the size of the largest of the writers, got 100"
+    ):
         femnist(data_dir=small)
     with pytest.raises(SettingError, match=r"femnist.writers must be at most"):
         femnist(data_dir=small, writers=-1, keep=1)
@@ -278,3 +282,68 @@ def test_the_coarse_label_of_a_fine_class_is_the_published_one(real_data):
         ("woman", "people"),
         ("worm", "non-insect invertebrates"),
     } <= named
+
+
+def shakespeare_files(tmp_path, **changes):
+    """Write LEAF's files of Shakespeare for three roles with 6, 7 and 8 training and 2 test samples."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list(LETTERS))
+
+    def samples(count):
+        return {"x": ["".join(rng.choice(letters, 80)) for _ in range(count)], "y": list(rng.choice(letters, count))}
+
+    users = ["HAMLET", "OPHELIA", "YORICK"]
+    made = {"train": {u: samples(6 + n) for n, u in enumerate(users)}, "test": {u: samples(2) for u in users}}
+    made["train"].update(changes)
+    for part, data in made.items():
+        (tmp_path / "shakespeare" / part).mkdir(parents=True, exist_ok=True)
+        content = {"users": users, "num_samples": [len(data[u]["y"]) for u in users], "user_data": data}
+        (tmp_path / "shakespeare" / part / "all_data.json").write_text(json.dumps(content))
+    return made
+
+
+def test_shakespeare_is_lines_of_characters_and_each_role_is_a_client(tmp_path):
+    made = shakespeare_files(tmp_path)
+    data = shakespeare(data_dir=str(tmp_path), keep=1)
+    assert (data.classes, data.train.shape, len(data.train), len(data.test)) == (80, (80,), 21, 6)
+    assert data.owner_names == ("HAMLET", "OPHELIA", "YORICK")
+    first = data.train.inputs(torch.tensor([0]), torch.float32)
+    assert first.dtype == torch.int64
+    assert "".join(LETTERS[i] for i in first[0]) == made["train"]["HAMLET"]["x"][0]
+    assert LETTERS[int(data.train.y[0])] == made["train"]["HAMLET"]["y"][0]
+    assert data.test_owner.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.class_names[0] == "\\n"
+    few = shakespeare(data_dir=str(tmp_path), keep=1, roles=2, seed=1)
+    assert len(few.owner_names) == 2
+    words = {"dataset": "shakespeare", "dataset_options": {"keep": 1}, "data_dir": str(tmp_path)}
+    with pytest.warns(UserWarning, match="engine sequential: the net cannot be stacked"):
+        result = fedcat.run(method="fedavg", rounds=1, epochs=1, per_round=2, **words)
+    assert result.settings.net == "char-lstm"
+    assert set(result.summary.client_test["accuracy"]) == {"mean", "weighted_mean", "worst_decile", "std"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ({"x": ["a" * 79], "y": ["b"]}, "HAMLET must have one character in y for each line of 80 characters"),
+        ({"x": ["a" * 80], "y": ["é"]}, "HAMLET must have x, lines of 80 of LEAF's 80 characters"),
+        ({"x": ["a" * 80, "b"], "y": ["b", "c"]}, "HAMLET must have x, lines of 80"),
+        ({"y": ["b"]}, "HAMLET must have x"),
+        ({"x": ["a" * 80], "y": []}, "HAMLET must have one character in y"),
+    ],
+)
+def test_lines_that_are_not_leafs_are_refused(tmp_path, samples, message):
+    shakespeare_files(tmp_path, HAMLET={"y": [], **samples})
+    with pytest.raises(DataError, match=message):
+        shakespeare(data_dir=str(tmp_path), keep=1)
+
+
+def test_shakespeare_without_files_says_how_to_make_them(tmp_path):
+    with pytest.raises(DataError, match=r"LEAF publishes the scripts .*preprocess.sh makes into"):
+        shakespeare(data_dir=str(tmp_path))
+
+
+def test_femnists_test_samples_have_owners(small):
+    data = femnist(data_dir=small, writers=3, keep=1)
+    assert data.test_owner.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert data.divide().client_test.owner.tolist() == data.test_owner.tolist()

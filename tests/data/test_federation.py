@@ -138,13 +138,13 @@ def test_numbers_without_a_rule():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([[1.0]], [0, 1], "one class label for each of the 1 samples"),
+        ([[1.0]], [0, 1], "one target for each of the 1 samples"),
         (np.zeros((0, 2)), [], "at least one sample"),
         ([[1.0]], [-1], "class labels >= 0, got -1"),
         ([["a"]], [0], "x must hold numbers"),
         ([[float("nan")]], [0], "x must hold finite numbers"),
         ([[1.0], [1.0, 2.0]], [0, 1], "x must be one array"),
-        ([[1.0]], [0.9], "y must hold integer class labels"),
+        ([[1.0]], [float("nan")], "y must hold finite numbers"),
     ],
 )
 def test_bad_arrays_are_refused(x, y, message):

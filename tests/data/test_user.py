@@ -119,11 +119,10 @@ def test_a_column_of_a_torch_dataset_names_the_owners():
     ("dataset", "words", "message"),
     [
         (5, {}, "train must be a torch Dataset that has a length"),
-        (Listed([1, 2]), {}, r"and items \(input, class label\)"),
+        (Listed([1, 2]), {}, r"and items \(input, target\)"),
         (Listed([(np.zeros(2), 1)] * 3), {"owner": 2}, "with the owner at position 2"),
         (Listed([(np.zeros(2), 0), (np.zeros(3), 1)]), {}, r"inputs of one shape, got \(2,\) and \(3,\)"),
         (Listed([]), {}, "train must hold at least one sample, got none"),
-        (Listed([(np.zeros(2), 0.7), (np.zeros(2), 1)]), {}, "y must hold integer class labels, got fractions"),
         (Listed([(np.zeros(2), "cat"), (np.zeros(2), "dog")]), {}, "y must hold numbers, got an array of <U3"),
     ],
 )

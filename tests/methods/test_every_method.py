@@ -105,10 +105,13 @@ def test_a_restore_at_any_moment_changes_no_bit(name, options, words):
         for _ in range(moment):
             if driver.active:
                 driver.step()
-        plain, tensors = encode(broken.state())
-        kept = {name: tensor.clone() for name, tensor in tensors.items()}
-        drive(broken, barrier=False) if barrier and not broken.done else None  # goes on, and must not change the state
-        assert all(torch.equal(tensors[name], tensor) for name, tensor in kept.items())
+        state = broken.state()
+        plain, tensors = encode(state)  # encodes copies
+        if barrier and not broken.done:
+            drive(broken, barrier=False)
+        again, after = encode(state)  # what went on must not have changed the state
+        assert plain == again
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in after.items())
         resumed = made(name, layout, "stacked", options, **words)
         resumed.restore(decode(json.loads(json.dumps(plain)), tensors))
         resumed.engine = Unordered(resumed.engine, order + 1)

@@ -4,6 +4,7 @@ from torch import nn
 
 from fedcat.core.errors import SettingError
 from fedcat.models.layout import Layout
+from fedcat.models.losses import cross_entropy
 from fedcat.models.nets import NETS, CenterCrop, check_outputs
 
 SHAPES = {
@@ -34,11 +35,11 @@ def test_every_net_has_exactly_its_parameters(name, classes, parameters):
     net = NETS.get(name)(SHAPES[name], classes)
     layout = Layout(net)
     assert layout.size == layout.parameter_size == parameters
-    check_outputs(net, torch.randn(2, *SHAPES[name]), classes)
+    check_outputs(net, torch.randn(2, *SHAPES[name]), torch.zeros(2).long(), classes, cross_entropy)
 
 
 def test_the_list_of_nets_is_complete():
-    assert {name for name, _ in NETS} == {*SHAPES, "mlp", "cnn"}
+    assert {name for name, _ in NETS} == {*SHAPES, "mlp", "cnn", "char-lstm"}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,21 @@ def test_the_cnn_says_which_data_it_takes(shape):
         NETS.get("cnn")(shape, 3)
 
 
+def test_the_lstm_predicts_a_character_from_all_before_it():
+    net = NETS.get("char-lstm")((12,), 80).eval()
+    assert sum(p.numel() for p in net.parameters()) == 819_920
+    x = torch.randint(80, (3, 12))
+    found = net(x)
+    assert found.shape == (3, 80)
+    assert torch.equal(net.head(net.features(x)), found)
+    for place in (0, 11):
+        other = x.clone()
+        other[:, place] = (other[:, place] + 1) % 80
+        assert not torch.allclose(net(other), found, atol=1e-9)
+    with pytest.raises(SettingError, match="takes sequences of characters"):
+        NETS.get("char-lstm")((1, 8, 8), 10)
+
+
 def test_the_crop_is_central():
     image = torch.arange(32 * 32.0).view(1, 1, 32, 32)
     assert torch.equal(CenterCrop(24)(image), image[..., 4:28, 4:28])
@@ -81,6 +97,6 @@ def test_data_of_another_shape_is_refused():
 
 def test_a_wrong_number_of_outputs_is_refused():
     with pytest.raises(SettingError, match=r"shape \(12,\), but the dataset has 10 classes"):
-        check_outputs(nn.Linear(4, 12), torch.zeros(2, 4), 10)
+        check_outputs(nn.Linear(4, 12), torch.zeros(2, 4), torch.zeros(2).long(), 10, cross_entropy)
     with pytest.raises(SettingError, match="does not take inputs of shape"):
-        check_outputs(nn.Linear(5, 10), torch.zeros(2, 4), 10)
+        check_outputs(nn.Linear(5, 10), torch.zeros(2, 4), torch.zeros(2).long(), 10, cross_entropy)

@@ -11,7 +11,9 @@ from torch.nn import functional
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
 from fedcat.methods.client_memory import ClientMemory
+from fedcat.models.losses import cross_entropy, mse
 from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, ReadOnly
+from fedcat.protocol.task import Task
 
 FED = federation([3, 9, 5, 12, 7, 4])
 
@@ -209,7 +211,16 @@ def test_a_plain_rule_changes_sends_keeps_and_draws_nothing():
 
 def test_rules_that_share_the_loss_share_a_launch():
     assert (LocalRule().own_loss, OwnStep().own_loss, OwnLoss().own_loss) == (False, False, True)
-    assert LocalRule().loss_key() == OwnStep().loss_key()
-    assert LocalRule().loss_key() != OwnLoss().loss_key()
-    assert OwnLoss(1.0).loss_key() == OwnLoss(1.0).loss_key()
-    assert OwnLoss(1.0).loss_key() != OwnLoss(2.0).loss_key()
+
+    def key(rule, loss=cross_entropy):
+        return Task(0, None, None, None, rule, 1, loss=loss).loss_key
+
+    assert key(LocalRule()) == key(OwnStep())
+    assert key(LocalRule()) != key(LocalRule(), mse)
+    assert key(LocalRule()) != key(OwnLoss())
+    assert key(OwnLoss(1.0)) == key(OwnLoss(1.0))
+    assert key(OwnLoss(1.0)) != key(OwnLoss(2.0))
+    assert [Task(0, None, None, None, rule, 1).plain_loss for rule in (LocalRule(), OwnStep(), OwnLoss())] == [
+        *(True, True, False),
+    ]
+    assert not Task(0, None, None, None, LocalRule(), 1, loss=mse).plain_loss

@@ -16,10 +16,12 @@ from rich.console import Console
 
 from fedcat.cli import bench, data
 from fedcat.cli.options import (
+    AggregatorOptions,
     Command,
     DatasetOptions,
     Group,
     MethodOptions,
+    OptimizerOptions,
     PartitionOptions,
     ServerOptions,
     Trust,
@@ -43,12 +45,16 @@ from fedcat.config.toml import toml
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed, options
 from fedcat.core.text import plural
+from fedcat.data.augment import AUGMENTATIONS
 from fedcat.data.dataset import DATASETS
 from fedcat.methods import METHODS
+from fedcat.methods.aggregation import AGGREGATORS
 from fedcat.methods.selection import SELECTORS
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.models.losses import LOSSES
 from fedcat.models.metrics import METRICS
 from fedcat.models.nets import NETS
+from fedcat.protocol.local_optimizer import OPTIMIZERS
 from fedcat.runs.build import Builder
 from fedcat.runs.comparison import Comparison
 from fedcat.runs.folder import check_free, reserve
@@ -96,6 +102,8 @@ def run(
     option: MethodOptions = None,
     dataset_option: DatasetOptions = None,
     partition_option: PartitionOptions = None,
+    optimizer_option: OptimizerOptions = None,
+    aggregator_option: AggregatorOptions = None,
     server_option: ServerOptions = None,
     out_folder: Annotated[
         Path | None,
@@ -110,7 +118,7 @@ def run(
     """
     if out_folder is not None:
         check_free(out_folder)
-    tables = _tables(option, dataset_option, partition_option, server_option)
+    tables = _tables(option, dataset_option, partition_option, optimizer_option, aggregator_option, server_option)
     with _setting_up():
         built = Builder().build({**given, **tables}, SettingsFile.read(file, trust, given))
     settings, decisions = built.settings, built.decisions
@@ -144,6 +152,8 @@ def compare(
     option: MethodOptions = None,
     dataset_option: DatasetOptions = None,
     partition_option: PartitionOptions = None,
+    optimizer_option: OptimizerOptions = None,
+    aggregator_option: AggregatorOptions = None,
     server_option: ServerOptions = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="directory of the comparison [runs/compare-DATASET-1, ...]")
@@ -158,7 +168,10 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     texts = assignments("sweep", sweep, "NAME=A,B,...")
     swept = {name: [Typed(value.strip()) for value in text.split(",")] for name, text in texts.items()}
-    settings = {**given, **_tables(option, dataset_option, partition_option, server_option)}
+    settings = {
+        **given,
+        **_tables(option, dataset_option, partition_option, optimizer_option, aggregator_option, server_option),
+    }
     if seed is not None:
         settings["seed"] = _integer("seed", seed)
     with _setting_up():
@@ -186,10 +199,19 @@ def compare(
 
 @app.command("methods", cls=Command)
 def list_methods() -> None:
-    """List the methods and their options, the selectors and the server optimizers."""
+    """List the methods and their options, the selectors, the aggregators and the server optimizers."""
     show_parts(out, METHODS)
     show_registry(out, SELECTORS)
+    show_parts(out, AGGREGATORS)
     show_parts(out, SERVER_OPTIMIZERS)
+
+
+@app.command("training", cls=Command)
+def list_training() -> None:
+    """List what clients train with: the losses, the local optimizers and their options, and the augmentations."""
+    show_registry(out, LOSSES)
+    show_parts(out, OPTIMIZERS)
+    show_registry(out, AUGMENTATIONS)
 
 
 @app.command("nets", cls=Command)
@@ -230,9 +252,9 @@ def _setting_up() -> Iterator[None]:
 
 
 def _tables(*texts: list[str] | None) -> dict[str, Any]:
-    """Return the options that were typed for the method, the dataset, the partition and the server optimizer."""
+    """Return the options that were typed for the method and for the parts that have a table of options."""
     of_method, *others = texts
-    kinds = ("dataset", "partition", "server")
+    kinds = ("dataset", "partition", "optimizer", "aggregator", "server")
     found = {f"{k}_options": assignments(f"{k}-option", typed) for k, typed in zip(kinds, others, strict=True)}
     return {**method_tables(of_method), **{name: table for name, table in found.items() if table}}
 

@@ -12,12 +12,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedcat.config.layers import option_settings
-from fedcat.config.settings import DATA, SERVER, TABLES, Settings, value_type
+from fedcat.config.settings import DATA, LOCAL, SERVER, TABLES, Settings, value_type
 from fedcat.core.errors import SettingError
 from fedcat.core.options import Typed, declarations, options
 from fedcat.core.registry import Registry
 from fedcat.data.partitions import PARTITIONS
+from fedcat.methods.aggregation import AGGREGATORS
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.protocol.local_optimizer import OPTIMIZERS
 
 
 class _UntypedHelp:
@@ -41,12 +43,14 @@ class Group(_UntypedHelp, TyperGroup):
 
 PARTS: dict[str, tuple[Registry[Any], str]] = {
     "partition_options": (PARTITIONS, DATA),
+    "optimizer_options": (OPTIMIZERS, LOCAL),
+    "aggregator_options": (AGGREGATORS, SERVER),
     "server_options": (SERVER_OPTIMIZERS, SERVER),
 }
 """The parts whose options are flags of their own, by their table, and the panels that show them."""
 
 
-def _table_option(flags: tuple[str, str], help: str) -> Any:
+def _table_option(flags: tuple[str, ...], help: str) -> Any:
     return Annotated[list[str] | None, typer.Option(*flags, metavar="NAME=VALUE", help=f"{help}; repeatable")]
 
 
@@ -63,6 +67,10 @@ Trust = Annotated[
 ]
 DatasetOptions = _table_option(("--dataset-option", "-d"), "option of the dataset, such as labels=fine")
 PartitionOptions = _table_option(("--partition-option", "-p"), "option of the partition; built-in ones are also flags")
+OptimizerOptions = _table_option(
+    ("--optimizer-option",), "option of the local optimizer; those of adam and adamw are also flags"
+)
+AggregatorOptions = _table_option(("--aggregator-option",), "option of the aggregator")
 ServerOptions = _table_option(("--server-option", "-s"), "option of the server optimizer; built-in ones are also flags")
 
 

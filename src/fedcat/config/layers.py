@@ -12,25 +12,32 @@ from fedcat.config.toml import read_toml
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, options, plain_values
 from fedcat.core.registry import Registry, import_path, label_of
+from fedcat.data.augment import AUGMENTATIONS
 from fedcat.data.dataset import DATASETS, NATURAL
 from fedcat.data.partitions import PARTITIONS
 from fedcat.methods import METHODS
+from fedcat.methods.aggregation import AGGREGATORS
 from fedcat.methods.selection import SELECTORS
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.models.losses import LOSSES
 from fedcat.models.metrics import METRICS
 from fedcat.models.nets import NETS
+from fedcat.protocol.local_optimizer import OPTIMIZERS
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "method": METHODS,
     "dataset": DATASETS,
     "net": NETS,
+    "loss": LOSSES,
     "partition": PARTITIONS,
+    "optimizer": OPTIMIZERS,
     "selector": SELECTORS,
+    "aggregator": AGGREGATORS,
     "server_optimizer": SERVER_OPTIMIZERS,
 }
 """Settings that name a part; the part may also be given as an object."""
 
-LISTS: dict[str, Registry[Any]] = {"metrics": METRICS}
+LISTS: dict[str, Registry[Any]] = {"metrics": METRICS, "augment": AUGMENTATIONS}
 """Settings that name several parts; each may also be given as an object."""
 
 RENAMED = {
@@ -53,6 +60,14 @@ ELSEWHERE = {
     "algorithm": "method",
 }
 """Names that settings have in papers and in other simulators."""
+
+OPTION_TABLES = (
+    ("partition", "partition_options", ""),
+    ("optimizer", "optimizer_options", "optimizer_"),
+    ("aggregator", "aggregator_options", "aggregator_"),
+    ("server_optimizer", "server_options", "server_"),
+)
+"""Parts whose options are settings as well: the setting that names the part, the table, and the options' prefix."""
 
 PLAIN = (str, int, float, list, dict, type(None))
 """Types of what a settings file can hold; anything else is an object."""
@@ -203,13 +218,10 @@ def check_not_setting(name: str) -> None:
 def option_settings(parts: Mapping[str, Any] | None = None) -> dict[str, tuple[str, str, type]]:
     """Return the options that are settings as well, with their table, name there and type: ``alpha``, ``server_lr``.
 
-    They are those of the registered partitions and server optimizers, and of the ones that are named in `parts`.
+    They are those of the registered parts of `OPTION_TABLES`, and of the ones that are named in `parts`.
     """
     found = {}
-    for setting, table, prefix in (
-        ("partition", "partition_options", ""),
-        ("server_optimizer", "server_options", "server_"),
-    ):
+    for setting, table, prefix in OPTION_TABLES:
         registry, chosen = REGISTRIES[setting], (parts or {}).get(setting)
         factories = [registry.get(name) for name, _ in registry]
         if chosen is not None and not isinstance(chosen, PLAIN):
@@ -243,8 +255,8 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
 
     - ``fraction`` displaces ``per_round``.
     - Another dataset displaces the options of the dataset.
-    - Another method displaces the server optimizer, its options and further models to evaluate; another server
-      optimizer, the options.
+    - Another method displaces the server optimizer, its options and further models to evaluate; another optimizer,
+      aggregator or server optimizer, the options.
     - What the owners of the samples imply is displaced by other options of the dataset, and in a dataset's defaults by
       another partition.
     """
@@ -255,8 +267,9 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
         gone.add("dataset_options")
     if _differ(above.get("method", same := below.get("method")), same) and same is not None:
         gone |= {"server_optimizer", "server_options", "evaluate"}
-    if "server_optimizer" in above:
-        gone.add("server_options")
+    for part, table, _ in OPTION_TABLES:
+        if part in above and part != "partition":
+            gone.add(table)
     if below.get("partition") == NATURAL and "min_samples" in above:  # owners with fewer are left out
         gone.add("clients")
     if below.get("partition") == NATURAL:

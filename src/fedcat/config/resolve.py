@@ -78,8 +78,8 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     Parameters
     ----------
     given : mapping
-        Settings by name. `method`, `dataset`, `net`, `partition`, `selector` and `server_optimizer` may be objects,
-        and so may be the entries of `metrics`.
+        Settings by name. Those that name a part (`REGISTRIES`) may be objects, and so may be the entries of `metrics`
+        and `augment`.
         `method_options` are options of the method in use. Options of the registered partitions and server optimizers
         may stand beside the settings, as ``alpha`` and ``server_lr``.
     file : SettingsFile, optional
@@ -108,6 +108,8 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
         raise SettingError(f"per_round {settings.k} and fraction {settings.fraction:g} are both set: leave one out")
     unused = [name for name in ("lr_decay", "lr_every") if name in upper and name not in USED_BY[settings.lr_schedule]]
     notes += [f"{name} has no effect with lr_schedule {settings.lr_schedule!r}" for name in unused]
+    if "momentum" in upper and settings.optimizer != "sgd":
+        notes.append(f"momentum has no effect with the optimizer {settings.optimizer!r}: it is a setting of sgd")
     others = sorted(set(upper.get("options", {})) - {settings.method, label_of(parts["method"])})
     notes += [f"options of {name} have no effect on {settings.method}" for name in others]
     if isinstance(data, Dataset) and (left := left_out(data, settings)):
@@ -244,6 +246,15 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stal
     default = declared(parts["method"], "default_server_optimizer", "")
     if optimizer is None and default:
         optimizer = SERVER_OPTIMIZERS.get(default)
+    local = parts["optimizer"]
+    name, given = complete.get("optimizer", Settings.optimizer), complete.get("optimizer_options", {})
+    found["optimizer_options"] = check_options("optimizer", name, local, given, prefix="optimizer_")
+    name, given = complete.get("aggregator", ""), complete.get("aggregator_options", {})
+    if given and parts["aggregator"] is None:
+        raise SettingError(f"aggregator_{next(iter(given))} needs an aggregator that takes it: set aggregator")
+    if parts["aggregator"] is not None:
+        checked = check_options("aggregator", name, parts["aggregator"], given, prefix="aggregator_")
+        found["aggregator_options"] = checked
     given = complete.get("server_options", {})
     found["server_options"] = {n: v.read() if isinstance(v, Typed) else v for n, v in given.items()}
     if optimizer is not None:

@@ -14,7 +14,10 @@ from fedcat.core.precision import PRECISIONS
 from fedcat.engines import NAMES as ENGINES
 
 DTYPES = ("float32", "float64")
-TABLES = ("dataset_options", "partition_options", "server_options", "options")
+TABLES = (
+    *("dataset_options", "partition_options", "optimizer_options", "aggregator_options", "server_options"),
+    "options",
+)
 """Settings that are tables of options."""
 
 DATA, METHOD, SERVER = "Data", "Method", "Server"
@@ -45,6 +48,9 @@ class Settings:
     dataset: str = _setting("digits", DATA, "the dataset, see `fedcat data list`, or module:function")
     data_dir: str = _setting("", DATA, "directory to search for the files first, before FEDCAT_DATA and the user cache")
     net: str = _setting("", LOCAL, "the net, see `fedcat nets`, or module:function; default: the dataset's own")
+    loss: str = _setting(
+        "", LOCAL, "the loss per sample, see `fedcat training`, or module:function; default: cross-entropy"
+    )
     partition: str = _setting(
         "dirichlet", DATA, "how to divide the data over clients, see `fedcat data list`, or module:function"
     )
@@ -56,7 +62,13 @@ class Settings:
     rounds: int = _setting(1000, METHOD, "number of rounds", AMOUNT)
     epochs: int = _setting(5, LOCAL, "local epochs, each time a client trains", AMOUNT)
     batch_size: int = _setting(50, LOCAL, "local batch size", COUNT)
-    lr: float = _setting(0.01, LOCAL, "learning rate of local SGD", POSITIVE)
+    optimizer: str = _setting(
+        "sgd", LOCAL, "the local optimizer, fresh each time a client trains: sgd, adam, adamw, or module:Class"
+    )
+    augment: list[str] = _setting(
+        [], LOCAL, "random changes of training inputs, see `fedcat training`, or module:function"
+    )
+    lr: float = _setting(0.01, LOCAL, "learning rate of local training", POSITIVE)
     lr_schedule: str = _setting(
         "constant", SCHEDULE, f"learning rate over rounds: {', '.join(SCHEDULES)}", choices=SCHEDULES
     )
@@ -65,10 +77,13 @@ class Settings:
     momentum: float = _setting(
         0.5, LOCAL, "momentum of local SGD, reset each time a client trains", Bounds(at_least=0, below=1)
     )
-    weight_decay: float = _setting(0.0, LOCAL, "weight decay of local SGD", Bounds(at_least=0))
+    weight_decay: float = _setting(0.0, LOCAL, "weight decay of local training", Bounds(at_least=0))
     clip: float | None = _setting(None, LOCAL, "largest norm of a local gradient; default: no clipping", POSITIVE)
     bound: float | None = _setting(
         None, SERVER, "largest norm of a client's update that the server accepts; default: any", POSITIVE
+    )
+    aggregator: str = _setting(
+        "", SERVER, "how models become one: mean or module:function, see `fedcat methods`; default: mean"
     )
     server_optimizer: str = _setting(
         "",
@@ -134,6 +149,8 @@ class Settings:
     )
     dataset_options: dict[str, Any] = _setting({}, DATA, "options of the dataset")
     partition_options: dict[str, Any] = _setting({}, DATA, "options of the partition")
+    optimizer_options: dict[str, Any] = _setting({}, LOCAL, "options of the local optimizer")
+    aggregator_options: dict[str, Any] = _setting({}, SERVER, "options of the aggregator")
     server_options: dict[str, Any] = _setting({}, SERVER, "options of the server optimizer")
     options: dict[str, dict[str, Any]] = _setting({}, METHOD, "options of methods, by method")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcat.config.layers import (
+    OPTION_TABLES,
     SettingsFile,
     as_layer,
     check_not_setting,
@@ -159,16 +160,16 @@ def _read(
 
 
 def _choices(sweep: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the partitions and server optimizers of a comparison, each as settings that name it."""
-    names = ("partition", "server_optimizer")
+    """Return the parts with options of a comparison, each as settings that name it."""
+    names = [part for part, _, _ in OPTION_TABLES]
     return [{name: value} for name in names for value in sweep.get(name, [settings.get(name)])]
 
 
 def _check_not_both(swept: Mapping[str, Any], common: Mapping[str, Any]) -> None:
     """Raise an error for a setting or option that is both set and swept, or that hides one that is swept."""
     for name in swept:
-        tables = ("method_options", "dataset_options", "partition_options", "server_options")
-        written = {f"server_{o}" if t == "server_options" else o for t in tables for o in common.get(t, {})}
+        tables = {"method_options": "", "dataset_options": "", **{table: prefix for _, table, prefix in OPTION_TABLES}}
+        written = {prefix + option for table, prefix in tables.items() for option in common.get(table, {})}
         if name in common or name in written:
             raise SettingError(f"{name} must be set or swept, got both")
         for method, table in common.get("options", {}).items():

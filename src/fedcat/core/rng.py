@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     SERVER = 9
     WRITERS = 10
     HOLD_OUT = 11
+    AUGMENT = 12
 
 
 def random_stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, visit: int = 0) -> np.random.Generator:

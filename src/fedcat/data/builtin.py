@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
@@ -13,6 +14,7 @@ from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.dataset import DATASETS, NATURAL, Dataset
 from fedcat.data.files.cache import DecodedData
 from fedcat.data.files.catalog import SOURCES
+from fedcat.data.files.formats import LETTERS
 from fedcat.data.pool import Normalize, Pool
 
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -147,26 +149,7 @@ def femnist(
         Writers with fewer samples (training and test) are dropped.
     """
     normalize = _normalizer(1, mean, std)
-    content = SOURCES["femnist"].content(data_dir)
-    sizes = {part: content.arrays[f"{part}_sizes"] for part in ("train", "test")}
-    fit = np.flatnonzero((sizes["train"] + sizes["test"] >= keep) & (sizes["train"] > 0))
-    if not len(fit):
-        most = int((sizes["train"] + sizes["test"]).max())
-        raise SettingError(f"femnist.keep must be at most {most}, the size of the largest writer, got {keep}")
-    if not 0 <= writers <= len(fit):
-        raise SettingError(
-            f"femnist.writers must be at most {len(fit)}, the number of writers with at least keep = {keep} samples, "
-            f"or 0 for all of them, got {writers}"
-        )
-    drawn = random_stream(seed, Purpose.WRITERS).permutation(fit)[: writers or len(fit)]
-    chosen = np.isin(np.arange(len(content.words["writers"])), drawn)
-    rows = {part: np.repeat(chosen, sizes[part]) for part in sizes}
-    if not rows["test"].any():
-        raise SettingError("femnist has no test samples of the chosen writers: prepare it with LEAF's option -t sample")
-    arrays = {
-        name: content.arrays[name][rows[name.split("_")[0]]] for name in ("train_x", "train_y", "test_x", "test_y")
-    }
-    names = [name for name, taken in zip(content.words["writers"], chosen, strict=True) if taken]
+    arrays, names, owners = _chosen("femnist", SOURCES["femnist"].content(data_dir), writers, keep, seed)
     made = _images(
         "femnist",
         DecodedData(arrays),
@@ -175,8 +158,58 @@ def femnist(
         {"net": "lab-femnist", "partition": NATURAL, "clients": len(names), "min_samples": 1},
         tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
     )
-    owner = np.repeat(np.arange(len(names)), sizes["train"][chosen])
-    return Dataset(made.name, made.train, made.test, 62, made.defaults, owner, tuple(names), made.class_names)
+    return replace(made, owner=owners["train"], owner_names=names, test_owner=owners["test"])
+
+
+@DATASETS.register(
+    "shakespeare",
+    "lines of 80 characters from Shakespeare's plays and the character after each; each role is a client; LEAF's files",
+)
+def shakespeare(*, data_dir: str = "", seed: int = 0, roles: int = 0, keep: int = 64) -> Dataset:
+    """Load LEAF's Shakespeare; the test set is the union of the chosen roles' test samples.
+
+    Parameters
+    ----------
+    data_dir
+        As for `mnist`.
+    seed : int
+        The seed of the choice of roles.
+    roles : int
+        The number of roles; 0 for all.
+    keep : int
+        Roles with fewer samples (training and test) are dropped.
+    """
+    arrays, names, owners = _chosen("shakespeare", SOURCES["shakespeare"].content(data_dir), roles, keep, seed)
+    train, test = (Pool(arrays[f"{part}_x"].astype(np.int16), arrays[f"{part}_y"]) for part in ("train", "test"))
+    defaults = {"net": "char-lstm", "partition": NATURAL, "clients": len(names), "min_samples": 1}
+    shown = tuple(repr(letter)[1:-1] for letter in LETTERS)
+    classes, owner, theirs = len(LETTERS), owners["train"], owners["test"]
+    return Dataset("shakespeare", train, test, classes, defaults, owner, names, shown, theirs)
+
+
+def _chosen(
+    name: str, content: DecodedData, wanted: int, keep: int, seed: int
+) -> tuple[dict[str, np.ndarray], tuple[str, ...], dict[str, np.ndarray]]:
+    """Choose owners with at least `keep` samples by seed; return their arrays, their names and who owns what."""
+    sizes = {part: content.arrays[f"{part}_sizes"] for part in ("train", "test")}
+    fit = np.flatnonzero((sizes["train"] + sizes["test"] >= keep) & (sizes["train"] > 0))
+    option = {"femnist": "writers"}.get(name, "roles")
+    if not len(fit):
+        most = int((sizes["train"] + sizes["test"]).max())
+        raise SettingError(f"{name}.keep must be at most {most}, the size of the largest of the {option}, got {keep}")
+    if not 0 <= wanted <= len(fit):
+        raise SettingError(
+            f"{name}.{option} must be at most {len(fit)}, the number of {option} with at least keep = {keep} samples, "
+            f"or 0 for all of them, got {wanted}"
+        )
+    drawn = random_stream(seed, Purpose.WRITERS).permutation(fit)[: wanted or len(fit)]
+    chosen = np.isin(np.arange(len(content.words["writers"])), drawn)
+    rows = {part: np.repeat(chosen, sizes[part]) for part in sizes}
+    if not rows["test"].any():
+        raise SettingError(f"{name} has no test samples of the chosen {option}: use LEAF's option -t sample")
+    arrays = {key: content.arrays[key][rows[key.split("_")[0]]] for key in ("train_x", "train_y", "test_x", "test_y")}
+    names = tuple(owner for owner, taken in zip(content.words["writers"], chosen, strict=True) if taken)
+    return arrays, names, {part: np.repeat(np.arange(len(names)), sizes[part][chosen]) for part in sizes}
 
 
 def _images(

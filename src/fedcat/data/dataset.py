@@ -14,11 +14,11 @@ import torch
 from fedcat.core.errors import SettingError
 from fedcat.core.options import arguments, check_options, options, plain_values
 from fedcat.core.registry import Registry, accepts_call, label_of
-from fedcat.data.federation import Federation
+from fedcat.data.federation import Federation, number_of_classes, target_kind
 from fedcat.data.partitions import Ints, Partition
 from fedcat.data.partitions import partition as draw_partition
 from fedcat.data.pool import Normalize, Pool
-from fedcat.data.split import check_labels, encode_owners, hold_out
+from fedcat.data.split import check_labels, encode_owners, encode_test_owners, hold_out
 
 NATURAL = "natural"
 
@@ -34,7 +34,7 @@ class Dataset:
     train, test : Pool
         The samples.
     classes : int
-        The number of classes.
+        The number of classes, 0 if the targets are values.
     defaults : mapping
         Defaults of settings for this dataset, such as its net; they override the general defaults.
     owner : numpy.ndarray, optional
@@ -43,6 +43,9 @@ class Dataset:
         Names of the owners; empty if they have none.
     class_names : sequence of str
         Names of the classes; empty if they have none.
+    test_owner : numpy.ndarray, optional
+        The owner of each test sample, -1 for nobody. With the partition ``natural``, clients are then also evaluated
+        on their own test samples.
     """
 
     name: str
@@ -53,11 +56,13 @@ class Dataset:
     owner: Ints | None = None
     owner_names: Sequence[str] = ()
     class_names: Sequence[str] = ()
+    test_owner: Ints | None = None
 
     def __str__(self) -> str:
         samples = f"{len(self.train):,} training and {len(self.test):,} test samples of shape {self.train.shape}"
         owners = "" if self.owner is None else f", {int(self.owner.max()) + 1:,} owners"
-        return f"{self.name}: {samples}, {self.classes} classes{owners}"
+        targets = f"{self.classes} classes" if self.classes else target_kind(self.train)
+        return f"{self.name}: {samples}, {targets}{owners}"
 
     def __repr__(self) -> str:
         return f"<Dataset {self}>"
@@ -89,8 +94,9 @@ class Dataset:
             return self._natural(clients, min_samples)
         if clients is None:
             raise SettingError(f"clients must be given for the partition {how!r}")
-        labels: Ints = self.train.y.cpu().numpy()
-        owner = draw_partition(how, labels, clients, seed, min_samples=min_samples, tries=tries, **options)
+        owner = draw_partition(
+            how, self.train.y.cpu().numpy(), clients, seed, min_samples=min_samples, tries=tries, **options
+        )
         return Federation(self.train, self.test, owner, self.classes, clients, self.name, class_names=self.class_names)
 
     def _natural(self, clients: int | None, min_samples: int) -> Federation:
@@ -119,6 +125,7 @@ class Dataset:
             self.name,
             client_names=[self.owner_names[owner] for owner in owners] if self.owner_names else (),
             class_names=self.class_names,
+            test_owner=None if self.test_owner is None else _positions(self.test_owner, owners),
         )
 
     def owners_with(self, samples: int) -> Ints:
@@ -141,15 +148,17 @@ class Dataset:
         name: str = "custom",
         defaults: Mapping[str, object] | None = None,
         class_names: Sequence[str] = (),
+        test_owner: object = None,
     ) -> Dataset:
         """Build a dataset from arrays.
 
         Parameters
         ----------
         x, y : array_like
-            Inputs [samples, ...] and class labels [samples], integers from 0.
+            Inputs [samples, ...] and targets. Integers [samples] are class labels, from 0; floating-point numbers, or
+            several numbers per sample, are values, which need another loss than the cross entropy.
         test : pair of array_like, optional
-            Test inputs and labels. If omitted, a random `test_fraction` of the samples is held out; with owners,
+            Test inputs and targets. If omitted, a random `test_fraction` of the samples is held out; with owners,
             of each owner's samples, leaving each owner at least one training sample.
         owner : array_like, optional
             The owner of each sample in `x`, an integer or a string. Owners become the clients unless another partition
@@ -169,23 +178,31 @@ class Dataset:
             Defaults of settings, such as ``{"net": ..., "clients": 20}``.
         class_names : sequence of str, optional
             Names of the classes.
+        test_owner : array_like, optional
+            The owner of each sample in `test`, so that owners are also evaluated on their own test samples. It is known
+            if `test` is omitted.
         """
         if test is not None and (not isinstance(test, (tuple, list)) or len(test) != 2):
             raise SettingError(f"test must be a pair (x_test, y_test), got {type(test).__name__}")
         train = Pool(x, y, normalize)
         owners, owner_names = (None, ()) if owner is None else encode_owners(owner, len(train))
         held = None if test is None else Pool(*test, normalize)
-        if classes is None:
+        if classes is None and train.has_labels:
             check_labels(train, held, len(class_names))
             classes = max(int(train.y.max()) + 1, len(class_names))
+        classes = number_of_classes(classes, *(pool for pool in (train, held) if pool is not None))
+        if test_owner is not None and (owners is None or held is None):
+            raise SettingError("test_owner needs the owners of the training samples, owner, and a test set, test")
+        theirs = None if test_owner is None else encode_test_owners(test_owner, len(held or ()), owner_names)
         if held is None:
-            train, held, kept = hold_out(train, owners, test_fraction, seed)
-            owners = owners if owners is None else owners[kept]
-        own: dict[str, object] = {}
+            train, held, kept, apart = hold_out(train, owners, test_fraction, seed)
+            owners, theirs = (None, None) if owners is None else (owners[kept], owners[apart])
+        own: dict[str, object] = {} if classes else {"partition": "iid"}
         if owners is not None:
             sizes = np.bincount(owners)
             own = {"partition": NATURAL, "clients": len(sizes), "min_samples": int(sizes.min())}
-        return cls(name, train, held, classes, {**own, **(defaults or {})}, owners, owner_names, tuple(class_names))
+        settings = {**own, **(defaults or {})}
+        return cls(name, train, held, classes, settings, owners, owner_names, tuple(class_names), theirs)
 
     @classmethod
     def from_torch(cls, train: Any, test: Any = None, *, owner: object = None, **given: Any) -> Dataset:
@@ -200,6 +217,12 @@ class Dataset:
         from fedcat.data.user import from_folder
 
         return from_folder(path, **given)
+
+
+def _positions(owners: Ints, kept: Ints) -> Ints:
+    """Return where owners stand among the ones that are kept, -1 for others."""
+    place = np.searchsorted(kept, owners).clip(max=len(kept) - 1)
+    return np.where(kept[place] == owners, place, -1)
 
 
 Factory = Callable[..., "Dataset | Federation"]

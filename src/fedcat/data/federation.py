@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -17,6 +18,27 @@ from fedcat.core.rng import Purpose, random_stream
 from fedcat.data.pool import Pool
 
 Ints = NDArray[np.int64]
+
+
+def number_of_classes(classes: int | None, *pools: Pool) -> int:
+    """Return the number of classes of some pools, 0 if their targets are values; `classes` is what the user said."""
+    if not all(pool.has_labels for pool in pools):
+        if classes:
+            raise SettingError(
+                f"classes must be left out if the targets are values, got {classes}: labels are integers"
+            )
+        return 0
+    most = max(int(pool.y.max()) for pool in pools) + 1
+    if classes is not None and classes < most:
+        raise SettingError(f"classes must be at least {most} for these labels, got {classes}")
+    return most if classes is None else classes
+
+
+def target_kind(pool: Pool) -> str:
+    """Return what the targets of a pool are, in words."""
+    if pool.has_labels:
+        return "class labels"
+    return f"values of shape {tuple(pool.y.shape[1:])}" if pool.y.dim() > 1 else "one value per sample"
 
 
 class EvaluationSet:
@@ -49,8 +71,8 @@ class EvaluationSet:
         return self._moved[device]
 
     def targets(self, dtype: torch.dtype) -> Tensor:
-        """Return the targets of the samples; values as `dtype`."""
-        return self.pool.y[self.index]
+        """Return the targets of the samples; floating-point values as `dtype`."""
+        return self.pool.targets(self.index, dtype)
 
 
 class Federation:
@@ -65,13 +87,22 @@ class Federation:
     owner : array_like of int
         The client that holds each training sample, counted from 0.
     classes : int, optional
-        The number of classes; by default one more than the largest label.
+        The number of classes; by default one more than the largest label, and 0 if the targets are values.
     clients : int, optional
         The number of clients; by default one more than the largest owner.
     name : str
         The name used in reports.
     client_names, class_names : sequence of str
         Names of the clients and of the classes; empty if they have none.
+    test_owner : array_like of int, optional
+        The client that each test sample is from, -1 for nobody; clients are then also evaluated on their own.
+
+    Attributes
+    ----------
+    test_set : EvaluationSet
+        The test samples.
+    client_test, validation : EvaluationSet or None
+        The clients' own test samples, and their own samples for choosing models and numbers, if there are any.
     """
 
     def __init__(
@@ -85,6 +116,7 @@ class Federation:
         *,
         client_names: Sequence[str] = (),
         class_names: Sequence[str] = (),
+        test_owner: object = None,
     ) -> None:
         owners = np.asarray(owner)
         if owners.shape != (len(train),) or owners.dtype.kind not in "iu":
@@ -96,11 +128,10 @@ class Federation:
             raise SettingError(f"test inputs must have shape {train.shape}, as in training, got {test.shape}")
         if train.kind != test.kind:
             raise SettingError(f"test inputs must be {train.kind}, as in training, got {test.kind}")
+        if (train.has_labels, train.y.shape[1:]) != (test.has_labels, test.y.shape[1:]):
+            raise SettingError(f"test targets must be {target_kind(train)}, as in training, got {target_kind(test)}")
         self.train, self.test, self.name = train, test, name
-        most = max(int(train.y.max()), int(test.y.max())) + 1
-        self.classes = most if classes is None else classes
-        if self.classes < most:
-            raise SettingError(f"classes must be at least {most} for these labels, got {self.classes}")
+        self.classes = number_of_classes(classes, train, test)
         self.clients = int(owners.max()) + 1 if clients is None else clients
         if owners.min() < 0 or owners.max() >= self.clients:
             raise SettingError(f"owner must be in 0 .. {self.clients - 1}, got {owners.min()} .. {owners.max()}")
@@ -115,16 +146,16 @@ class Federation:
         ):
             if names and len(names) != count:
                 raise SettingError(f"{kind} must hold {count} names, got {len(names)}")
-        self.test_set = EvaluationSet(test)
-        self.client_test: EvaluationSet | None = None
+        self.test_set = EvaluationSet(test, owner=None if test_owner is None else np.asarray(test_owner, np.int64))
+        self.client_test = None if test_owner is None else self.test_set
         self.validation: EvaluationSet | None = None
         self._order: Ints = np.argsort(owners, kind="stable")
         self._starts: Ints = np.concatenate([[0], np.cumsum(self.sizes)])
 
     @property
     def outputs(self) -> int:
-        """How many outputs a net must have."""
-        return self.classes
+        """How many outputs a net has: one per class, or one per value of a target."""
+        return self.classes or prod(self.train.y.shape[1:])
 
     @property
     def train_set(self) -> EvaluationSet:
@@ -153,21 +184,22 @@ class Federation:
         made = copy(self)
         for cached in ("largest", "class_counts", "hash"):
             made.__dict__.pop(cached, None)
-        parts: dict[str, list[Ints]] = {"client_test": [], "validation": [], "train": []}
+        fractions = {n: part for n, part in (("client_test", client_test), ("validation", validation)) if part}
+        parts: dict[str, list[Ints]] = {name: [] for name in (*fractions, "train")}
         for client in range(self.clients):
             rest = self.indices(client)
             rest = rest[random_stream(seed, Purpose.HOLD_OUT, client=client).permutation(len(rest))]
-            for name, fraction in (("client_test", client_test), ("validation", validation)):
-                count = min(max(1, round(fraction * len(rest))), len(rest) - 1) if fraction else 0
+            for place, (name, fraction) in enumerate(fractions.items()):
+                room = max(len(rest) - len(fractions) + place, min(1, len(rest) - 1))  # one for each part that follows
+                count = min(max(1, round(fraction * len(rest))), room)
                 parts[name].append(np.sort(rest[:count]))
                 rest = rest[count:]
             parts["train"].append(np.sort(rest))
-        for name, fraction in (("client_test", client_test), ("validation", validation)):
-            if fraction:
-                owner = np.repeat(np.arange(self.clients), [len(part) for part in parts[name]])
-                if not len(owner):
-                    raise SettingError(f"{name} {fraction:g} holds out nothing: every client has a single sample")
-                setattr(made, name, EvaluationSet(self.train, np.concatenate(parts[name]), owner))
+        for name, fraction in fractions.items():
+            owner = np.repeat(np.arange(self.clients), [len(part) for part in parts[name]])
+            if not len(owner):
+                raise SettingError(f"{name} {fraction:g} holds out nothing: no client has a sample to spare")
+            setattr(made, name, EvaluationSet(self.train, np.concatenate(parts[name]), owner))
         made.sizes = np.array([len(part) for part in parts["train"]])
         made._order = np.concatenate(parts["train"])
         made._starts = np.concatenate([[0], np.cumsum(made.sizes)])
@@ -180,6 +212,8 @@ class Federation:
     @cached_property
     def class_counts(self) -> Ints:
         """The number of samples per client and class, [clients, classes]."""
+        if not self.classes:
+            raise SettingError(f"class_counts needs class labels: the targets of {self.name!r} are values")
         owner = np.repeat(np.arange(self.clients), self.sizes)
         cell = owner * self.classes + self.train.y.cpu().numpy()[self._order]
         return np.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
@@ -195,11 +229,13 @@ class Federation:
         for held in (self.client_test, self.validation):
             if held is not None:
                 digest.update(held.index.cpu().numpy().astype("<i8").tobytes())
+                digest.update(np.asarray(held.owner).astype("<i8").tobytes())
         return digest.hexdigest()
 
     def __str__(self) -> str:
         samples = f"{self.sizes.sum():,} training and {len(self.test):,} test samples"
-        return f"{self.name}: {self.clients:,} clients, {samples}, {self.classes} classes"
+        targets = f"{self.classes} classes" if self.classes else target_kind(self.train)
+        return f"{self.name}: {self.clients:,} clients, {samples}, {targets}"
 
     def __repr__(self) -> str:
         return f"<Federation {self}>"

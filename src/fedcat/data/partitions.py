@@ -25,6 +25,9 @@ Partition = Callable[..., "Ints | None"]
 
 PARTITIONS: Registry[Partition] = Registry("partition")
 
+BY_CLASS = ("dirichlet", "dirichlet-uncapped", "dirichlet-hsu", "shards")
+"""The partitions that divide by class."""
+
 Alpha = Annotated[
     float, Option("concentration of the Dirichlet partitions: the smaller, the more skewed", Bounds(above=0))
 ]
@@ -47,7 +50,7 @@ def partition(
     how : str or callable
         One of `PARTITIONS`, ``module:function``, or a function of (labels, clients, rng).
     labels : numpy.ndarray
-        The class of every training sample.
+        The class of every training sample, or its target if the targets are values.
     clients : int
         The number of clients.
     seed : int
@@ -69,6 +72,11 @@ def partition(
     if not callable(draw) or not accepts_call(draw, labels, clients, np.random.default_rng(0)):
         raise SettingError(f"partition {name!r} must be a function of (labels, clients, rng, options with defaults)")
     ready = arguments(draw, check_options("partition", name, draw, given, prefix=""))
+    if how in BY_CLASS and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
+        raise SettingError(
+            f"partition {name!r} divides by class, but the targets of this data are values: choose iid, natural for "
+            "data with owners, or a function of your own"
+        )
     if clients > len(labels):
         raise SettingError(f"clients must be at most the {len(labels)} training samples, got {clients}")
     if min_samples * clients > len(labels):

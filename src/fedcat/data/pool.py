@@ -63,36 +63,36 @@ def _is_number(value: object) -> bool:
 
 
 class Pool:
-    """Inputs and labels of a dataset's training or test set.
+    """Inputs and targets of a dataset's training or test set.
 
     Parameters
     ----------
     x : array_like
         Inputs [samples, ...]. Bytes stay bytes until a batch is taken.
     y : array_like
-        Class labels [samples], integers from 0.
+        The targets. Integers [samples] are class labels, from 0. Anything else are values: floating-point numbers, or
+        several numbers per sample [samples, ...].
     normalize : Normalize, optional
-        How stored values become inputs. By default bytes are divided by 255; floating-point values and other integers
-        (tokens) are left unchanged.
+        How stored values become inputs. By default bytes are divided by 255, floating-point values are used as they
+        are, and other integers (tokens) become int64.
     """
 
     def __init__(self, x: object, y: object, normalize: Normalize | None = None) -> None:
         self.x = _tensor("x", x).contiguous()
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             raise SettingError("x must hold finite numbers, got NaN or infinity")
-        labels = _tensor("y", y)
-        if labels.is_floating_point() and not torch.equal(labels, labels.round()):
-            raise SettingError("y must hold integer class labels, got fractions")
-        self.y = labels.to(torch.int64)
-        if self.y.dim() != 1 or len(self.x) != len(self.y):
+        targets = _tensor("y", y)
+        self.y = targets if targets.is_floating_point() else targets.to(torch.int64)
+        if self.y.dim() == 0 or len(self.x) != len(self.y):
             raise SettingError(
-                f"y must hold one class label for each of the {len(self.x)} samples of x, "
-                f"got shape {tuple(self.y.shape)}"
+                f"y must hold one target for each of the {len(self.x)} samples of x, got shape {tuple(self.y.shape)}"
             )
         if len(self.y) == 0:
             raise SettingError("x must hold at least one sample, got none")
-        if int(self.y.min()) < 0:
+        if self.has_labels and int(self.y.min()) < 0:
             raise SettingError(f"y must hold class labels >= 0, got {int(self.y.min())}")
+        if self.y.is_floating_point() and not torch.isfinite(self.y).all():
+            raise SettingError("y must hold finite numbers, got NaN or infinity")
         if normalize is None and self.x.dtype == torch.uint8:
             normalize = Normalize()
         if normalize is not None and self.x.dim() > 1:
@@ -102,6 +102,11 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the targets are class labels: one integer per sample."""
+        return self.y.dim() == 1 and not self.y.is_floating_point()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,13 +132,18 @@ class Pool:
         """Return the net's inputs at `index`: positions in a tensor of any shape, or a slice."""
         x = self.x[index]
         if self.normalize is None:
-            return x.to(dtype) if x.is_floating_point() else x
+            return x.to(dtype) if x.is_floating_point() else x.long()
         lead = x.shape[: x.dim() - len(self.shape)]
         return self.normalize(x.reshape(-1, *self.shape), dtype).view(*lead, *self.shape)
 
+    def targets(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
+        """Return the targets at `index`; floating-point values as `dtype`."""
+        y = self.y[index]
+        return y.to(dtype) if y.is_floating_point() else y
+
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of the stored inputs and labels."""
+        """The SHA-256 of the stored inputs and targets."""
         digest = hashlib.sha256()
         for part in (self.x, self.y):
             digest.update(f"{part.dtype}{tuple(part.shape)}".encode())

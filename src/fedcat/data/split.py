@@ -39,8 +39,15 @@ def encode_owners(owner: object, samples: int) -> tuple[Ints, Sequence[str]]:
     return owners.astype(np.int64), tuple(str(name) for name in names)
 
 
-def hold_out(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints]:
-    """Hold out a fraction of the samples; return the rest, the held-out samples, and the positions of the rest."""
+def encode_test_owners(owner: object, samples: int, names: Sequence[str]) -> Ints:
+    """Return each test sample's owner as a number among the owners of training samples, -1 for others."""
+    owners, own_names = encode_owners(owner, samples)
+    place = {name: number for number, name in enumerate(names)}
+    return np.array([place.get(name, -1) for name in own_names], np.int64)[owners]
+
+
+def hold_out(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tuple[Pool, Pool, Ints, Ints]:
+    """Hold out a fraction of the samples; return the rest, the held-out samples, and the positions of both."""
     if not 0 < fraction < 1:
         raise SettingError(f"test_fraction must be between 0 and 1, got {fraction:g}")
     order = random_stream(seed, Purpose.SPLIT).permutation(len(train))
@@ -57,4 +64,4 @@ def hold_out(train: Pool, owners: Ints | None, fraction: float, seed: int) -> tu
     if not len(held) or not len(kept):
         raise SettingError(f"test_fraction {fraction:g} of {len(train)} samples leaves an empty training or test set")
     rest, apart = (Pool(train.x[part], train.y[part], train.normalize) for part in map(torch.from_numpy, (kept, held)))
-    return rest, apart, kept
+    return rest, apart, kept, held

@@ -48,8 +48,8 @@ def from_torch(train: Any, test: Any = None, *, owner: object = None, **given: A
     Parameters
     ----------
     train : torch.utils.data.Dataset
-        Items are (input, class label, ...); inputs are tensors, arrays or PIL images of one shape. Random transforms
-        are applied once, when the dataset is read.
+        Items are (input, target, ...), see `Dataset.from_arrays`; inputs are tensors, arrays or PIL images of one
+        shape. Random transforms are applied once, when the dataset is read.
     test : torch.utils.data.Dataset, optional
         The test set. If omitted, a fraction of `train` is held out; see `Dataset.from_arrays`.
     owner : int or array_like, optional
@@ -59,8 +59,10 @@ def from_torch(train: Any, test: Any = None, *, owner: object = None, **given: A
     """
     position = owner if isinstance(owner, int) and not isinstance(owner, bool) else None
     x, y, owners = _columns("train", train, position)
-    held = None if test is None else _columns("test", test, None)[:2]
-    return _with_visible_names(Dataset.from_arrays(x, y, held, owner=owner if position is None else owners, **given))
+    held = None if test is None else _columns("test", test, position)
+    theirs = {} if held is None or position is None else {"test_owner": held[2]}
+    owned = {"owner": owner if position is None else owners, **theirs, **given}
+    return _with_visible_names(Dataset.from_arrays(x, y, None if held is None else held[:2], **owned))
 
 
 def _columns(part: str, dataset: Any, position: int | None) -> tuple[object, object, object]:
@@ -73,7 +75,7 @@ def _columns(part: str, dataset: Any, position: int | None) -> tuple[object, obj
             items = [dataset[i] for i in range(len(dataset))]
             columns = [[item[column] for item in items] for column in wanted]
     except (TypeError, IndexError, KeyError) as error:
-        words = "(input, class label)" + ("" if position is None else f" with the owner at position {position}")
+        words = "(input, target)" + ("" if position is None else f" with the owner at position {position}")
         raise SettingError(
             f"{part} must be a torch Dataset that has a length and items {words}, got {type(dataset).__name__}"
         ) from error
@@ -89,7 +91,9 @@ def _columns(part: str, dataset: Any, position: int | None) -> tuple[object, obj
 
 
 def _number(value: Any) -> Any:
-    """Return a label or an owner as a Python integer or string."""
+    """Return a target or an owner as a Python number or string, or as an array of numbers."""
+    if isinstance(value, Tensor) and value.ndim:
+        return value.detach().cpu().numpy()
     return value.item() if isinstance(value, (Tensor, np.generic)) and value.ndim == 0 else value
 
 
@@ -118,7 +122,7 @@ def from_npz(
     Parameters
     ----------
     path : path
-        The file. It holds inputs x and class labels y; optionally x_test and y_test for a test set, and owner, one
+        The file. It holds inputs x and targets y; optionally x_test and y_test for a test set, and owner, one
         integer or string per sample of x, for a natural partition.
     test_fraction, split_seed : float, int
         The fraction held out as the test set if there is no x_test, and the seed of that split.
@@ -136,6 +140,7 @@ def from_npz(
             arrays["y"],
             test,
             owner=arrays.get("owner"),
+            test_owner=arrays.get("owner_test"),
             test_fraction=test_fraction,
             seed=split_seed,
             classes=classes or None,

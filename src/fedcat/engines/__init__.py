@@ -40,11 +40,18 @@ class EngineChoice:
 
 
 def pick(
-    name: str, layout: Layout, pool: Pool, batch_size: int, exact: bool = False, plain: bool = True
+    name: str,
+    layout: Layout,
+    pool: Pool,
+    batch_size: int,
+    exact: bool = False,
+    plain: bool = True,
+    stackable: bool = True,
 ) -> EngineChoice:
     """Pick the engine that will train a net.
 
-    `plain` means that the precision and the loss allow hand-written gradients.
+    `plain` means that the precision and the loss allow hand-written gradients, `stackable` that the local optimizer is
+    known as algebra on rows.
 
     The rule depends only on the net, the batch size and the type of device, never on timing, so a repeated or resumed
     run picks the same engine.
@@ -53,6 +60,8 @@ def pick(
         raise unknown_name("engine", name, NAMES)
     if name == "sequential":
         return EngineChoice(name, "as requested")
+    if not stackable:
+        return EngineChoice("sequential", "the optimizer is not sgd, adam or adamw, which can be stacked", forced=True)
     found = traits(layout, pool)
     if found.unstackable:
         return EngineChoice("sequential", f"the net cannot be stacked: {found.unstackable}", forced=True)

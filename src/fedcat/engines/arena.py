@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import BatchOrder, drawn_by
+from fedcat.engines.batch_order import BatchOrder, augment_numbers, drawn_by
 from fedcat.engines.fused.chain import Chain
 from fedcat.engines.rows import Rows
 from fedcat.engines.slab import Slab, no_loss_inputs, norms
 from fedcat.engines.vmapped import Vmapped
 from fedcat.engines.width import Width
+from fedcat.protocol.local_optimizer import Sgd
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.task import stack
 
@@ -25,6 +26,8 @@ TOGETHER = 4
 
 LEAD = 4 * TOGETHER
 """Steps whose batches are drawn before the device starts; later batches are drawn while it computes."""
+AUGMENT = "(augment)"
+"""The name of the random numbers that augment inputs, among those that a rule draws."""
 SPARE = 8
 """Largest ratio of the steps that an arena has room for to the steps that its launch needs."""
 
@@ -42,7 +45,7 @@ class Launch:
         self._written = np.zeros(len(self.jobs), np.int64)
         self.batch = batch
         task = self.jobs[0][0]
-        self.layout, self.pool, self.rule = task.layout, task.pool, task.rule
+        self.layout, self.pool, self.rule, self.task = task.layout, task.pool, task.rule, task
         size = self.layout.parameter_size
         self.slabs = []
         for rule in rules:
@@ -50,7 +53,7 @@ class Launch:
             own, steps = [self.jobs[i] for i in mine], self.counts[mine].tolist()
             self.slabs.append(Slab(rule, mine[0], own, steps, size, width))
         self.clips = any(task.clip is not None for task, _ in self.jobs)
-        self.drawn = self._draw() if self.rule.own_loss else {}
+        self.drawn = self._draw()
 
     @property
     def room(self) -> int:
@@ -60,7 +63,7 @@ class Launch:
         all rounds use the same memory and graphs.
         """
         room = _power(int(self.counts.max()))
-        if self.rule.own_loss:  # its draws take memory for every step
+        if self.rule.own_loss or self.task.augment:  # random numbers take memory for every step
             return room
         longest = max(hop.epochs * -(-task.federation.largest // task.batch_size) for task, hop in self.jobs)
         return max(room, min(_power(longest), SPARE * room))
@@ -80,13 +83,17 @@ class Launch:
         """Return a key; launches with equal keys can use the same memory and graphs."""
         drawn = tuple((name, t.shape[2:], t.dtype) for name, t in self.drawn.items())
         slabs = tuple(slab.form() for slab in self.slabs)
-        return self.layout, self.pool, self.batch, self.room, self.clips, drawn, slabs
+        kind = (self.task.loss, self.task.optimizer, self.task.augment)
+        return self.layout, self.pool, *kind, self.batch, self.room, self.clips, drawn, slabs
 
     def _draw(self) -> dict[str, Tensor]:
-        """Return the rule's random draws for every row, [R, S, ...]."""
+        """Return the random numbers of every row, [R, S, ...]: the rule's by name, and those that augment inputs."""
         rows = []
         for job, count in zip(self.jobs, self.counts.tolist(), strict=True):
-            rows.append({n: _longer(t, self.room) for n, t in drawn_by(job, count).items()})
+            drawn = dict(drawn_by(job, count)) if self.rule.own_loss else {}
+            numbers = augment_numbers(job, count, self.batch)
+            drawn |= {} if numbers is None else {AUGMENT: numbers}
+            rows.append({n: _longer(t, self.room) for n, t in drawn.items()})
         return stack(rows)
 
 
@@ -133,12 +140,30 @@ class Arena:
         else:
             self.drawn = {n: self._filled(t.to(self.device)) for n, t in launch.drawn.items()}
             inputs = self.slabs[0].loss_inputs() if whole else no_loss_inputs(self.rows.p)
-            self.program = Vmapped(layout, launch.pool, launch.rule, self.rows, inputs, self.drawn, precision)
+            by_rule = {n: t for n, t in self.drawn.items() if n != AUGMENT}
+            more = (launch.task.loss, launch.task.augment, self.drawn.get(AUGMENT))
+            self.program = Vmapped(layout, launch.pool, launch.rule, self.rows, inputs, by_rule, precision, *more)
+        self.optimizer = launch.task.optimizer
+        self.state = [torch.zeros_like(self.rows.p) for _ in range(0 if self._sgd else self.optimizer.slots)]
         self.levels = _levels(self.count) if fill == 1 else [self.count]
         self.staging = torch.full(self.rows.pick.shape, -1, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.graphs: dict[int, Any] = {}
         self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._staged: Any = None
+
+    @property
+    def _sgd(self) -> bool:
+        """Whether the optimizer is SGD, for which there are kernels."""
+        return isinstance(self.optimizer, Sgd)
+
+    def _step(self, ahead: int) -> None:
+        """Take one step of another optimizer than SGD."""
+        rows, active = self.rows, self.rows.active(ahead)
+        state = [slot.clone() for slot in self.state]
+        given = (rows.step + (ahead + 1), rows.lr, rows.momentum, rows.decay)
+        new = self.optimizer.step(rows.p.clone(), rows.g, state, *given)
+        for mine, moved in zip((rows.p, *self.state), (new, *state), strict=True):
+            mine.copy_(torch.where(active, moved, mine))
 
     def rest(self) -> None:
         """Run steps that change no row, to compile kernels and allocate workspaces."""
@@ -172,7 +197,8 @@ class Arena:
         starts = torch.stack([hop.start for _, hop in launch.jobs])
         rows.p[:size].copy_(starts[:, :split])
         rows.buffers[:size].copy_(starts[:, split:])
-        rows.v.zero_()
+        for slot in (rows.v, *self.state):
+            slot.zero_()
         for name, value in (
             ("lr", [hop.lr for _, hop in launch.jobs]),
             ("momentum", [task.momentum for task, _ in launch.jobs]),
@@ -236,7 +262,7 @@ class Arena:
         self.rows.step.add_(TOGETHER)
 
     def _descend(self, ahead: int, level: int) -> None:
-        """Take one SGD step with every rule's corrections."""
+        """Take one step of the optimizer with every rule's corrections."""
         rows = self.rows
         for slab in self.slabs:
             if slab.changes_gradient:
@@ -244,7 +270,10 @@ class Arena:
                 rows.g[mine] = slab.gradient(rows.g[mine], rows.p[mine])
         if self.clips:
             rows.g.mul_((rows.clip / (norms(rows.g, self.width) + 1e-6)).clamp(max=1.0))
-        self.program.descend(ahead, level)
+        if self._sgd:
+            self.program.descend(ahead, level)
+        else:
+            self._step(ahead)
         for slab in self.slabs:
             if slab.changes_step:
                 mine = slice(slab.first, slab.stop)

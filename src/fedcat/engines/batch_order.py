@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from fedcat.core.errors import SettingError
 from fedcat.core.rng import Purpose, random_stream
@@ -66,6 +68,20 @@ def drawn_by(job: tuple[Task, Hop], steps: int) -> dict[str, Tensor]:
     rng = random_stream(task.seed, Purpose.RULE, hop.round, hop.client, hop.visit)
     with protected(task.rule, "draw", hop) as given:
         return task.rule.draw(rng, task, given, steps)
+
+
+def augment_numbers(job: tuple[Task, Hop], steps: int, length: int = 0) -> Tensor | None:
+    """Return the random numbers that augment a hop's batches, [steps, length, numbers]; None if nothing does.
+
+    They are padded with zeros to `length` places per batch.
+    """
+    task, hop = job
+    if not task.augment:
+        return None
+    rng = random_stream(task.seed, Purpose.AUGMENT, hop.round, hop.client, hop.visit)
+    own = max(batch_lengths(task.samples(hop.client), task.batch_size, task.join_lone))
+    drawn = torch.from_numpy(rng.random((steps, own, task.augment.numbers), dtype=np.float32))
+    return functional.pad(drawn, (0, 0, 0, max(0, length - own)))
 
 
 def local_of(job: tuple[Task, Hop]) -> Tensors:

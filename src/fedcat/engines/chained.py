@@ -107,7 +107,7 @@ class Chained:
     def of_samples(self, layout: Layout, pool: Pool, rows: Tensor, index: Tensor) -> tuple[Tensor]:
         """Return the gradients of rows on the samples at `index`."""
         p = rows[:, : layout.parameter_size]
-        return (self.gradients(p, pool.inputs(index, layout.dtype), pool.y[index], None)[1],)
+        return (self.gradients(p, pool.inputs(index, layout.dtype), pool.targets(index, layout.dtype), None)[1],)
 
 
 class _Layer(ABC):

@@ -1,4 +1,4 @@
-"""Whether a rule's own loss can be trained in a stack, tested once on a client's first samples."""
+"""Whether a loss can be trained in a stack, tested once on a client's first samples."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from fedcat.core.errors import SettingError
 from fedcat.core.precision import plain_attention, precision_context
+from fedcat.core.registry import label_of
 from fedcat.engines.base import Job
 from fedcat.engines.batch_order import batches, drawn_by, local_of
 from fedcat.models.layout import Layout, Tensors
@@ -39,7 +40,7 @@ def check_loss(job: Job) -> None:
         trial.check_stacked()
     if differs:
         raise SettingError(
-            f"{trial.name}.loss changes if its batch is padded: batches of several clients are padded to one length, "
+            f"{trial.name} changes if its batch is padded: batches of several clients are padded to one length, "
             "and padded places must not count; average one loss per sample with batch.mean(losses), which leaves them "
             'out, and do not mix samples; or set engine="sequential"'
         )
@@ -50,7 +51,8 @@ class _Trial:
 
     def __init__(self, job: Job) -> None:
         self.task, self.hop = job
-        self.name = type(self.task.rule).__name__
+        rule = self.task.rule
+        self.name = f"{type(rule).__name__}.loss" if rule.own_loss else f"loss {label_of(self.task.loss)!r}"
         index, lengths = batches(*job)
         pool, extra = self.task.pool, min(EXTRA, self.task.padding - 1)
         self.real = torch.from_numpy(index[0, : min(lengths[0], self.task.padding - extra)]).to(pool.y.device)
@@ -65,7 +67,7 @@ class _Trial:
         if not isinstance(found, Tensor) or found.shape != ():
             got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise SettingError(
-                f"{self.name}.loss must return a scalar, got {got}: average one loss per sample with batch.mean"
+                f"{self.name} must return a scalar, got {got}: average one loss per sample with batch.mean"
             )
 
     def differs(self, dtype: torch.dtype) -> bool:
@@ -94,7 +96,7 @@ class _Trial:
         except Exception as error:  # any error from the user's loss is the reason
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SettingError(
-                f"{self.name}.loss cannot run for several clients at once under torch.vmap: {reason}; avoid branches "
+                f"{self.name} cannot run for several clients at once under torch.vmap: {reason}; avoid branches "
                 'on values and random numbers, or set engine="sequential"'
             ) from error
 
@@ -103,7 +105,8 @@ class _Trial:
         size, pool = layout.parameter_size, self.task.pool
         net = layout.bind(layout.parameter_views(row[:size]), layout.buffer_views(row[size:]))
         mask = (torch.arange(len(where), device=where.device) < len(self.real)).to(layout.dtype)
-        batch = Batch(pool.inputs(where, layout.dtype), pool.y[where], mask if len(where) > len(self.real) else None)
+        x, y = pool.inputs(where, layout.dtype), pool.targets(where, layout.dtype)
+        batch = Batch(x, y, mask if len(where) > len(self.real) else None, self.task.loss)
         return self.task.rule.loss(net, batch, LossInputs(row[:size].detach(), **rest))
 
 

@@ -68,11 +68,11 @@ class Replayed:
     def _train(self, task: Task, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Reply]:
         task.layout.net.train()
         batch = max(task.padding for task, _ in jobs)
-        key = (task.layout, task.pool, batch, *rules)
+        key = (task.layout, task.pool, task.loss, task.optimizer, task.augment, batch, *rules)
         if key not in self._most:
             self._arenas.clear()
         chain = usable_chain(task, batch, self.precision)
-        self._kernels.setdefault(task.layout, {})[task.rule.loss_key()] = why_not(task, batch, self.precision)
+        self._kernels.setdefault(task.layout, {})[task.loss_key] = why_not(task, batch, self.precision)
         if key not in self._most:
             self._most[key] = self._fitting(jobs, rules, chain, batch)
         waiting, done = [jobs], []
@@ -101,7 +101,7 @@ class Replayed:
 
     def kernels(self, task: Task) -> str:
         """Return a description of what computes a task's steps."""
-        reason = self._kernels.get(task.layout, {}).get(task.rule.loss_key(), "nothing has been trained yet")
+        reason = self._kernels.get(task.layout, {}).get(task.loss_key, "nothing has been trained yet")
         return f"torch.vmap, replayed: {reason}" if reason else "fused"
 
     def release(self) -> None:

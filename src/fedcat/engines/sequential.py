@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedcat.core.precision import bf16_autocast, precision_context
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines.base import Engine, Job, timed
-from fedcat.engines.batch_order import batches, drawn_by, local_of, reported_by
+from fedcat.engines.batch_order import augment_numbers, batches, drawn_by, local_of, reported_by
 from fedcat.models.traits import channels_last, convolved, traits
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, call_hook, unchanged
@@ -20,7 +20,7 @@ from fedcat.protocol.task import Task, stack
 
 
 class SequentialEngine(Engine):
-    """Trains each hop separately with autograd and ``torch.optim.SGD``."""
+    """Trains each hop separately with autograd and an optimizer of ``torch.optim``."""
 
     name = "sequential"
 
@@ -40,6 +40,7 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
     where = torch.from_numpy(index).to(hop.start.device)
     drawn = drawn_by((task, hop), len(index)) if task.rule.own_loss else {}
     drawn = {n: t.to(hop.start.device) for n, t in drawn.items()}
+    numbers = augment_numbers((task, hop), len(index))
     local = _Local(task, hop, precision)
     layout.net.train()
     total = torch.zeros((), dtype=layout.dtype, device=hop.start.device)
@@ -48,7 +49,10 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
         torch.manual_seed(torch_seed(random_stream(task.seed, Purpose.NET, hop.round, hop.client, hop.visit)))
         for step, length in enumerate(lengths.tolist()):
             part = where[step, :length]
-            batch = Batch(local.lay(task.pool.inputs(part, layout.dtype)), task.pool.y[part])
+            x, y = task.pool.inputs(part, layout.dtype), task.pool.targets(part, layout.dtype)
+            if numbers is not None:
+                x = task.augment(x, numbers[step, :length].to(x.device))
+            batch = Batch(local.lay(x), y, None, task.loss)
             total += local.step(batch, {n: t[step] for n, t in drawn.items()})
     return local.reply(len(lengths), float(total) / len(lengths))
 
@@ -62,13 +66,7 @@ class _Local:
         self.p = hop.start[: layout.parameter_size].clone()
         self.leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(self.p).items()}
         self.buffers = layout.buffer_views(hop.start[layout.parameter_size :])
-        self.sgd = torch.optim.SGD(
-            list(self.leaves.values()),
-            lr=hop.lr,
-            momentum=task.momentum,
-            weight_decay=task.weight_decay,
-            fused=True if self.p.device.type == "cpu" else None,
-        )
+        self.optimizer = task.optimizer.of(list(self.leaves.values()), hop.lr, task.momentum, task.weight_decay)
         self.sent, self.memory = stack([hop.sent]), stack([hop.memory])
         self.local = local_of((task, hop)) if task.rule.own_loss else {}
         self.start = hop.start[None, : layout.parameter_size]
@@ -102,7 +100,7 @@ class _Local:
             leaf.grad = grad.contiguous()  # the fused optimizer expects contiguous memory
         if self.task.clip is not None:
             nn.utils.clip_grad_norm_(list(self.leaves.values()), self.task.clip)
-        self.sgd.step()
+        self.optimizer.step()
         if self.changes_step:
             lr = self.p.new_tensor([[hop.lr]])
             self.p.copy_(call_hook(rule, "after", self.p[None], lr, self.sent, self.memory)[0])

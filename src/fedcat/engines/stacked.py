@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from fedcat.core.precision import bf16_autocast_vmap, plain_attention, precision_context
 from fedcat.engines.base import Engine, Job, timed
-from fedcat.engines.batch_order import batches, drawn_by, steps_of
+from fedcat.engines.batch_order import augment_numbers, batches, drawn_by, steps_of
 from fedcat.engines.chained import Chained, chained_of
 from fedcat.engines.loss_trial import check_loss
 from fedcat.engines.replayed import Replayed
@@ -52,7 +52,7 @@ class StackedEngine(Engine):
             key = (
                 id(task.layout),
                 id(task.pool),
-                task.rule.loss_key(),
+                *(task.loss_key, task.optimizer, task.augment),
                 (*hop.sent, *hop.memory) if task.rule.own_loss else None,
                 task.padding if self.exact else task.padding.bit_length(),
             )
@@ -70,10 +70,10 @@ class StackedEngine(Engine):
         return [replies[p] for p in range(len(jobs))]
 
     def _try_loss(self, job: Job) -> None:
-        """Test a rule's own loss before its first use with a net, unless the net's batches are never padded."""
+        """Test a loss before its first use with a net, unless the net's batches are never padded."""
         task, hop = job
-        key = (task.rule, id(task.layout), *hop.sent)
-        if task.rule.own_loss and key not in self._tried and not traits(task.layout, task.pool).mixes_samples:
+        key = (task.loss_key, id(task.layout), *hop.sent)
+        if not task.plain_loss and key not in self._tried and not traits(task.layout, task.pool).mixes_samples:
             check_loss(job)
             self._tried.add(key)
 
@@ -82,14 +82,14 @@ class StackedEngine(Engine):
         task = jobs[0][0]
         chained = self._chained(task)
         gradients = None if chained is None else chained.of_samples
-        width = width_of(task.layout, task.pool, task.padding, self.exact, gradients)
+        width = width_of(task.layout, task.pool, task.padding, self.exact, gradients, task.loss)
         most = width.most or len(jobs)
         parts = [jobs[begin : begin + most] for begin in range(0, len(jobs), most)]
         return [reply for part in parts for reply in _Launch(part, self.exact, width, self.precision, chained).run()]
 
     def _chained(self, task: Task) -> Chained | None:
         """Return a task's hand-written gradients, or None if they do not apply or are slower."""
-        if self.precision != "fp32" or task.rule.own_loss:
+        if self.precision != "fp32" or not task.plain_loss:
             return None
         return chained_of(task.layout, task.pool, task.padding)
 
@@ -117,7 +117,8 @@ class _Launch:
         self.plans = [plans[i] for i in order]
         self.counts = np.array([len(index) for index, _ in self.plans])
         task = self.jobs[0][0]
-        self.layout, self.pool = task.layout, task.pool
+        self.layout, self.pool, self.user_loss = task.layout, task.pool, task.loss
+        self.optimizer, self.augment = task.optimizer, task.augment
         self.device = self.jobs[0][1].start.device
         self.slabs = []
         for rule in rules:
@@ -145,6 +146,10 @@ class _Launch:
         self.drawn: dict[str, Tensor] = {}
         if self.rule.own_loss:
             self.drawn = self._draw(steps)
+        counts = self.counts.tolist()
+        found = [augment_numbers(job, count, length) for job, count in zip(self.jobs, counts, strict=True)]
+        numbers = [_longer(part, steps) for part in found if part is not None]
+        self.numbers = torch.stack(numbers).to(self.device) if numbers else None
 
     def _draw(self, steps: int) -> dict[str, Tensor]:
         """Return the rule's random draws for every row, [R, S, ...]; rows with fewer steps are padded with zeros."""
@@ -159,7 +164,7 @@ class _Launch:
         self.ends = starts.clone()
         self.p = starts[:, :size].clone()
         self.buffers = starts[:, size:].clone()
-        self.v = torch.zeros_like(self.p)
+        self.state = [torch.zeros_like(self.p) for _ in range(self.optimizer.slots)]
         new = self.p.new_tensor
         self.lr = new([[hop.lr] for _, hop in self.jobs])
         self.momentum = new([[task.momentum] for task, _ in self.jobs])
@@ -178,7 +183,7 @@ class _Launch:
         self.layout.net.train()
         for step in range(int(self.counts.max())):
             self._drop_finished(step)
-            self._descend(self._gradients(step))
+            self._descend(self._gradients(step), step)
         self._drop_finished(int(self.counts.max()))
         return self._replies()
 
@@ -201,8 +206,9 @@ class _Launch:
         self.rows = self.rows[which]
         for slab in self.slabs:
             slab.keep(self.rows)
-        for name in ("p", "buffers", "v", "lr", "momentum", "decay", "clip"):
+        for name in ("p", "buffers", "lr", "momentum", "decay", "clip"):
             setattr(self, name, getattr(self, name)[which])
+        self.state = [slot[which] for slot in self.state]
 
     def _gradients(self, step: int) -> Tensor:
         """Return the gradients [rows, P] of this step's losses; record the losses and the new buffers."""
@@ -228,7 +234,9 @@ class _Launch:
         index = self.index[rows, step, :length]
         mask = (index >= 0).to(p.dtype) if padded else None
         index = index.clamp(min=0)
-        x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
+        x, y = self.pool.inputs(index, self.layout.dtype), self.pool.targets(index, self.layout.dtype)
+        if self.numbers is not None:
+            x = self.augment(x, self.numbers[rows, step, :length])
         if self.chained is not None:
             losses, g = self.chained.gradients(p, x, y, mask)
             self.loss[rows] += losses
@@ -263,17 +271,15 @@ class _Launch:
         loss_inputs: dict[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**loss_inputs)), net.buffers
+        return self.rule.loss(net, Batch(x, y, mask, self.user_loss), LossInputs(**loss_inputs)), net.buffers
 
-    def _descend(self, g: Tensor) -> None:
-        """Take one SGD step with every rule's corrections."""
+    def _descend(self, g: Tensor, step: int) -> None:
+        """Take one step of the optimizer with every rule's corrections."""
         g = self._by_slab(g, "gradient")
         if self.clips:
             g = g * (self.clip / (norms(g, self.width) + 1e-6)).clamp(max=1.0)
-        if self.decays:
-            g = g + self.decay * self.p
-        self.v.mul_(self.momentum).add_(g)
-        self.p.sub_(self.lr * self.v)
+        number, decay = torch.tensor(step + 1, device=self.device), self.decay if self.decays else None
+        self.p = self.optimizer.step(self.p, g, self.state, number, self.lr, self.momentum, decay)
         self.p = self._by_slab(self.p, "after")
 
     def _by_slab(self, rows: Tensor, hook: str) -> Tensor:

@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcat.core.precision import bf16_autocast_vmap, plain_attention
+from fedcat.data.augment import Augment
 from fedcat.data.pool import Pool
 from fedcat.engines.rows import Rows
 from fedcat.models.layout import Layout, Tensors
+from fedcat.models.losses import LossFunction, cross_entropy
 from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, unchanged
 
 
@@ -34,6 +36,10 @@ class Vmapped:
         The rule's random draws, [R, S, ...].
     precision : str
         ``fp32``, ``tf32`` or ``bf16``.
+    loss : callable
+        The loss that the user chose.
+    augment, numbers : Augment, Tensor
+        Random changes of the inputs, and the random numbers for them, [R, S, B, numbers]; None if there are none.
     """
 
     def __init__(
@@ -45,9 +51,13 @@ class Vmapped:
         loss_inputs: dict[str, Any],
         drawn: dict[str, Tensor],
         precision: str,
+        loss: LossFunction = cross_entropy,
+        augment: Augment | None = None,
+        numbers: Tensor | None = None,
     ) -> None:
         self.layout, self.pool, self.rule, self.rows = layout, pool, rule, rows
-        self.loss_inputs, self.drawn, self.precision = loss_inputs, drawn, precision
+        self.loss_inputs, self.drawn, self.precision, self.loss = loss_inputs, drawn, precision, loss
+        self.augment, self.numbers = augment, numbers
         self.losses = torch.zeros(len(rows.p), 1, dtype=rows.p.dtype, device=rows.p.device)
 
     def gradients(self, ahead: int, width: int) -> None:
@@ -61,7 +71,9 @@ class Vmapped:
         mask = (index >= 0).to(rows.p.dtype)
         mask = torch.where(active, mask, 1.0)
         index = index.clamp(min=0)
-        x, y = self.pool.inputs(index, self.layout.dtype), self.pool.y[index]
+        x, y = self.pool.inputs(index, self.layout.dtype), self.pool.targets(index, self.layout.dtype)
+        if self.augment is not None and self.numbers is not None:
+            x = self.augment(x, self.numbers.flatten(0, 1)[which * steps + step])
         leaves = {n: v.detach().requires_grad_() for n, v in self.layout.parameter_views(rows.p[which]).items()}
         buffers = self.layout.buffer_views(rows.buffers[which])
         loss_inputs = {
@@ -94,4 +106,4 @@ class Vmapped:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor, loss_inputs: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        return self.rule.loss(net, Batch(x, y, mask), LossInputs(**loss_inputs)), net.buffers
+        return self.rule.loss(net, Batch(x, y, mask, self.loss), LossInputs(**loss_inputs)), net.buffers

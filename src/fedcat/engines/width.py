@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn import functional
 
 from fedcat.core.precision import plain_attention
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
+from fedcat.models.losses import LossFunction, cross_entropy
 
 FIXED = 16
 TRIED = (2, 3, 5, 9, 17)
@@ -27,14 +28,21 @@ class Width:
     most: int | None = None
 
 
-_found: WeakKeyDictionary[Layout, dict[tuple[int, int, bool], bool]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Layout, dict[tuple[int, int, bool, LossFunction], bool]] = WeakKeyDictionary()
 
 
 Gradients = Callable[[Layout, Pool, Tensor, Tensor], Sequence[Tensor]]
 """Returns the gradients of rows on the samples at an index, in one or more tensors."""
 
 
-def width_of(layout: Layout, pool: Pool, batch_size: int, exact: bool, gradients: Gradients | None = None) -> Width:
+def width_of(
+    layout: Layout,
+    pool: Pool,
+    batch_size: int,
+    exact: bool,
+    gradients: Gradients | None = None,
+    loss: LossFunction = cross_entropy,
+) -> Width:
     """Return the widths at which a net may be stacked.
 
     The order in which kernels sum values can depend on the size of the whole stack. On a CPU with few threads, stacks
@@ -45,10 +53,10 @@ def width_of(layout: Layout, pool: Pool, batch_size: int, exact: bool, gradients
     if not exact:
         return Width()
     if layout.device.type == "cpu":
-        key = (batch_size, torch.get_num_threads(), gradients is None)
+        key = (batch_size, torch.get_num_threads(), gradients is None, loss)
         known = _found.setdefault(layout, {})
         if key not in known:
-            known[key] = _matters(layout, pool, batch_size, gradients or vmapped_gradients)
+            known[key] = _matters(layout, pool, batch_size, gradients or partial(vmapped_gradients, loss=loss))
         if not known[key]:
             return Width(least=2)
     return Width(FIXED, FIXED)
@@ -74,16 +82,18 @@ def trial_rows(layout: Layout, pool: Pool, count: int, batch_size: int) -> tuple
     return row * (0.9 + 0.2 * noise), index
 
 
-def vmapped_gradients(layout: Layout, pool: Pool, rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of the rows' mean cross entropy in training mode, one tensor per parameter."""
+def vmapped_gradients(
+    layout: Layout, pool: Pool, rows: Tensor, index: Tensor, loss: LossFunction = cross_entropy
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the rows' mean loss in training mode, one tensor per parameter."""
     layout.net.train()
     size = layout.parameter_size
     leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(rows[:, :size]).items()}
-    x, y = pool.inputs(index, layout.dtype), pool.y[index]
+    x, y = pool.inputs(index, layout.dtype), pool.targets(index, layout.dtype)
 
-    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(layout.bind(parameters, buffers).logits(x), y)
+    def mean(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(layout.bind(parameters, buffers).logits(x), y).mean()
 
     with plain_attention():
-        losses = vmap(loss)(leaves, layout.buffer_views(rows[:, size:]), x, y)
+        losses = vmap(mean)(leaves, layout.buffer_views(rows[:, size:]), x, y)
     return torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.core.errors import SettingError
+from fedcat.core.registry import label_of
+from fedcat.methods.aggregation import Aggregator, FunctionAggregator, mean
 from fedcat.methods.average import RunningAverage
 from fedcat.methods.selection import FunctionSelector, Selector, uniform
 from fedcat.methods.server_optimizer import ServerOptimizerChoice
@@ -45,6 +47,8 @@ class Context:
         The learning rate of a round.
     selector : Selector, optional
         The selection that the user chose; if None, the method uses its own.
+    aggregator : Aggregator, optional
+        The aggregation that the user chose; if None, the weighted mean.
     server_optimizer : ServerOptimizerChoice
         The server optimizer that the user chose, if any.
     average : float, optional
@@ -52,7 +56,7 @@ class Context:
     blank : Tensor, optional
         One input of zeros, [1, ...], of the shape and type that the net takes.
     classes : int
-        The number of classes.
+        The number of classes, 0 if the targets are values.
     exact : bool
         Whether no bit may depend on what else runs in the comparison.
     """
@@ -65,6 +69,7 @@ class Context:
     epochs: int
     lr: Callable[[int], float]
     selector: Selector | None = None
+    aggregator: Aggregator | None = None
     server_optimizer: ServerOptimizerChoice = ServerOptimizerChoice()
     average: float | None = None
     blank: Tensor | None = None
@@ -84,6 +89,11 @@ class Context:
         """Raise an error if the user chose a selector, for a method that is defined by its own selection."""
         if self.selector is not None:
             raise SettingError(f"selector cannot be set: {why}")
+
+    def refuse_aggregator(self, why: str) -> None:
+        """Raise an error if the user chose an aggregator, for a method that aggregates nothing."""
+        if self.aggregator is not None:
+            raise SettingError(f"aggregator cannot be set: {why}")
 
 
 class ServerWork(ABC):
@@ -149,6 +159,7 @@ class Method(ABC):
         self.context = context
         choice, name = context.server_optimizer, type(self).__name__
         self.server_optimizer = choice.make(self.default_server_optimizer, name)
+        self.aggregator = context.aggregator or FunctionAggregator(mean)
         self.average = None if context.average is None else RunningAverage(context.average)
         self.outstanding = Outstanding()
 
@@ -195,6 +206,15 @@ class Method(ABC):
         """Return notes for a user who is about to run `rounds` rounds and evaluate every `interval` of them."""
         return []
 
+    def aggregate(self, rows: Tensor, weights: Sequence[float], start: Tensor) -> Tensor:
+        """Return rows [K, D] as one by the aggregator, by default their weighted mean; `start` is what they were."""
+        found = self.aggregator.aggregate(rows, weights, start)
+        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (start.shape, start.dtype):
+            got = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+            wanted = f"a row of {start.dtype} of shape {tuple(start.shape)}"
+            raise SettingError(f"aggregator {label_of(self.aggregator)} must return {wanted}, got {got}")
+        return found
+
     def step(self, row: Tensor, mean: Tensor) -> Tensor:
         """Return the next global row: the server optimizer moves the parameters, the buffers are the mean's."""
         size = self.context.layout.parameter_size
@@ -215,13 +235,15 @@ class Method(ABC):
         return {"average": row if self.average.row is None else self.average.row}
 
     def parts_state(self) -> dict[str, Any]:
-        """Return the state of the server optimizer and of the average, as part of a method's state."""
+        """Return the state of the aggregator, the server optimizer and the average, as part of a method's state."""
         average = None if self.average is None else self.average.state()
-        return {"server_optimizer": self.server_optimizer.state(), "average": average}
+        optimizer, aggregator = self.server_optimizer.state(), self.aggregator.state()
+        return {"server_optimizer": optimizer, "aggregator": aggregator, "average": average}
 
     def restore_parts(self, state: dict[str, Any]) -> None:
-        """Restore the server optimizer and the average from what `parts_state` returned."""
+        """Restore the aggregator, the server optimizer and the average from what `parts_state` returned."""
         self.outstanding.clear()
+        self.aggregator.restore(state["aggregator"])
         self.server_optimizer.restore(state["server_optimizer"])
         if self.average is not None and state["average"] is not None:
             self.average.restore(state["average"])

@@ -30,6 +30,7 @@ class Cyclic(RoundMethod):
 
     def __init__(self, context: Context, *, reshuffle: bool = False) -> None:
         super().__init__(context)
+        context.refuse_aggregator("cyclic averages nothing")
         context.refuse_selector("in cyclic the model visits all clients in a fixed order")
         self.reshuffle = reshuffle
         self.stages = context.per_round

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedcat.core.errors import unknown_name
-from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context
 from fedcat.methods.rounds import RoundMethod, ends
 from fedcat.protocol.hop import Hop
@@ -36,6 +35,6 @@ class FedAvg(RoundMethod):
         self.weighting = weighting
 
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
-        """Average the rows."""
+        """Average the rows, or what the user chose instead of a mean."""
         weights = [reply.samples if self.weighting == "samples" else 1 for reply in replies]
-        return weighted_mean(ends(replies), weights)
+        return self.aggregate(ends(replies), weights, self.row)

@@ -150,7 +150,9 @@ class FedCat(Method):
     def _aggregate(self) -> None:
         """End the cycle: global = sum_i d_i * copy_i / sum_j d_j, where copy i has seen d_i samples."""
         if any(self.seen):
-            self.row = self.step(self.row, self._mean(self.copies, self.seen))
+            met = [copy for copy, seen in enumerate(self.seen) if seen]
+            rows, weights = torch.stack([self.copies[copy] for copy in met]), [self.seen[copy] for copy in met]
+            self.row = self.step(self.row, self.aggregate(rows, weights, self.row))
         first = self.round
         self._chosen = {r: clients for r, clients in self._chosen.items() if r >= first}
         self._begin(first)

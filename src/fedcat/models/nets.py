@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedcat.core.errors import SettingError
 from fedcat.core.registry import Registry, accepts_call, label_of
+from fedcat.models.losses import LossFunction, check_loss_shape
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """Builds a net for an input shape (without the batch dimension) and a number of classes."""
@@ -162,8 +163,36 @@ def mcmahan_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
     return Net(features, nn.Linear(192, classes))
 
 
-def check_outputs(net: nn.Module, sample: Tensor, classes: int) -> None:
-    """Raise a `SettingError` unless `net` maps the batch `sample` to one logit per class."""
+class _CharLstm(nn.Module):
+    """Predicts the character after a sequence of characters."""
+
+    def __init__(self, letters: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(letters, 8)
+        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
+        self.head = nn.Linear(256, letters)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the LSTM holds after the last character."""
+        out: Tensor = self.lstm(self.embed(x))[0][:, -1]
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the next character."""
+        out: Tensor = self.head(self.features(x))
+        return out
+
+
+@NETS.register("char-lstm", "819,920 parameters with 80 characters: the two-layer LSTM of McMahan et al. 2017 and LEAF")
+def char_lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build the LSTM that predicts the next character of a line."""
+    if len(shape) != 1:
+        raise SettingError(f"net 'char-lstm' takes sequences of characters, got data of shape {tuple(shape)}")
+    return _CharLstm(classes)
+
+
+def check_outputs(net: nn.Module, sample: Tensor, targets: Tensor, classes: int, loss: LossFunction) -> None:
+    """Raise a `SettingError` unless `net` maps a batch to one logit per class, or to what the loss of values takes."""
     name = type(net).__name__
     net.eval()
     try:
@@ -174,23 +203,27 @@ def check_outputs(net: nn.Module, sample: Tensor, classes: int) -> None:
         raise SettingError(
             f"net {name} does not take inputs of shape {tuple(sample.shape[1:])} and type {sample.dtype}: {first}"
         ) from error
+    if not classes and isinstance(out, Tensor):
+        check_loss_shape(loss, out, targets)
+        return
     if not isinstance(out, Tensor) or tuple(out.shape) != (len(sample), classes):
         got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
         raise SettingError(
             f"net {name} has output shape {got}, but the dataset has {classes} classes: "
             f"the output shape must be ({classes},)"
         )
+    check_loss_shape(loss, out, targets)
 
 
-def net_builder(part: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
-    """Return a function that builds a net from `part`: a net, or a callable that takes nothing or (shape, classes)."""
+def net_builder(part: object, shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
+    """Return a function that builds a net from `part`: a net, or a callable that takes nothing or (shape, outputs)."""
     if isinstance(part, nn.Module):
         module = part
         return lambda: deepcopy(module)
     if not callable(part):
         raise SettingError(f"net must be a name, a torch.nn.Module or a function that returns one, got {part!r}")
     factory = part
-    arguments: tuple[object, ...] = () if accepts_call(factory) else (shape, classes)
+    arguments: tuple[object, ...] = () if accepts_call(factory) else (shape, outputs)
     if not accepts_call(factory, *arguments):
         raise SettingError(f"net {label_of(part)} must take no arguments or (input shape, number of classes)")
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional
 
 from fedcat.core.errors import SettingError
 from fedcat.models.layout import BoundNet, Tensors
+from fedcat.models.losses import LossFunction, cross_entropy
 from fedcat.protocol.hop import Hop
 
 if TYPE_CHECKING:
@@ -28,15 +28,22 @@ class Batch:
     x : Tensor
         The inputs, [B, ...].
     y : Tensor
-        The labels, [B].
+        The targets, [B, ...]; class labels are [B].
     mask : Tensor or None
         1.0 where there is a sample and 0.0 where the batch is padded, [B]; None if it is not padded. What `x` and `y`
         hold in padded places is arbitrary.
+    loss : callable
+        The loss that the user chose, see `losses`.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
+    loss: LossFunction = cross_entropy
+
+    def losses(self, outputs: Tensor) -> Tensor:
+        """Return the loss of each sample, [B], by the loss that the user chose; by default the cross entropy."""
+        return self.loss(outputs, self.y)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of one value per sample, over the real samples only."""
@@ -99,7 +106,7 @@ class LossInputs:
 
 @dataclass(frozen=True, eq=False)
 class LocalRule:
-    """Plain SGD on the cross entropy; a method overrides what it does differently.
+    """Plain local training on the loss that the user chose; a method overrides what it does differently.
 
     A rule is a frozen dataclass: equal rules of several runs compare equal and run as one. What changes from round to
     round travels in `sent`. `loss`, `draw`, `local` and `report` see one client. The other hooks are row algebra over
@@ -107,7 +114,14 @@ class LocalRule:
     columns [R, 1]; every tensor of `sent` and `memory` has a leading dimension R. They return new tensors. A rule has
     no state that changes from step to step: `sent` and `memory` are read-only, and what is changed in place is an
     error. `finish` returns what a client keeps for its next hop.
+
+    Attributes
+    ----------
+    needs_sgd : bool
+        Whether the rule is made for steps of SGD, so that another local optimizer is refused.
     """
+
+    needs_sgd: ClassVar[bool] = False
 
     def draw(self, rng: np.random.Generator, task: Task, hop: Hop, steps: int) -> dict[str, Tensor]:
         """Return the random numbers that `loss` needs: tensors with a leading dimension `steps`."""
@@ -126,7 +140,7 @@ class LocalRule:
         A batch may be padded: average one loss per sample with `Batch.mean`, which leaves out padded places. It runs
         under `torch.vmap`: no branches on values.
         """
-        return batch.mean(functional.cross_entropy(net.logits(batch.x), batch.y, reduction="none"))
+        return batch.mean(batch.losses(net.logits(batch.x)))
 
     def gradient(self, g: Tensor, p: Tensor, start: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
         """Return the gradient that the optimizer gets, before clipping, weight decay and momentum."""
@@ -157,10 +171,6 @@ class LocalRule:
     def own_loss(self) -> bool:
         """Whether the rule overrides `loss`."""
         return type(self).loss is not LocalRule.loss
-
-    def loss_key(self) -> Hashable:
-        """Return a key that tells losses apart: hops with the same key can share a launch."""
-        return self if self.own_loss else "cross entropy"
 
 
 def call_hook(rule: LocalRule, hook: str, *arguments: Any) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedcat.data.augment import Augment
 from fedcat.data.federation import Federation
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout, Tensors
 from fedcat.models.losses import LossFunction, cross_entropy
+from fedcat.protocol.local_optimizer import LocalOptimizer, Sgd
 from fedcat.protocol.local_rule import LocalRule
 
 
@@ -34,13 +36,19 @@ class Task:
     batch_size : int
         Samples per batch; the last batch of an epoch may be shorter.
     momentum, weight_decay : float
-        Of the client's SGD, which starts afresh at each hop.
+        Of the local optimizer, which starts afresh at each hop.
     clip : float, optional
         The largest norm of a gradient.
     join_lone : bool
         Whether a last batch of a single sample joins the one before it, for nets that cannot train on one sample.
     run : str
         The name of the run. It is unique among the runs that share an engine, and the same in another process.
+    loss : callable
+        The loss that the user chose, a function of outputs and targets per sample.
+    optimizer : LocalOptimizer
+        How a client steps.
+    augment : Augment
+        Random changes of training inputs.
     """
 
     seed: int
@@ -55,6 +63,18 @@ class Task:
     join_lone: bool = False
     run: str = ""
     loss: LossFunction = cross_entropy
+    optimizer: LocalOptimizer = Sgd()
+    augment: Augment = Augment()
+
+    @property
+    def loss_key(self) -> Hashable:
+        """A key that tells losses apart: hops with the same key can share a launch."""
+        return self.rule if self.rule.own_loss else None, self.loss
+
+    @property
+    def plain_loss(self) -> bool:
+        """Whether the loss is the cross entropy and nothing else, which some kernels are made for."""
+        return not self.rule.own_loss and self.loss is cross_entropy
 
     def samples(self, client: int) -> int:
         """Return how many samples `client` holds."""

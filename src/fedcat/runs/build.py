@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -21,17 +22,21 @@ from fedcat.config.settings import Settings
 from fedcat.core.device import find_device
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.rng import Purpose, random_stream, torch_seed
+from fedcat.data.augment import make_augment
 from fedcat.data.dataset import Dataset, make_dataset
 from fedcat.data.federation import Federation
 from fedcat.data.partitions import PARTITIONS
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine
 from fedcat.methods import Context, Method, make_method
+from fedcat.methods.aggregation import make_aggregator
 from fedcat.methods.selection import make_selector
 from fedcat.methods.server_optimizer import ServerOptimizerChoice
 from fedcat.models.layout import Layout
+from fedcat.models.losses import LossFunction, cross_entropy
 from fedcat.models.nets import check_outputs, net_builder
 from fedcat.models.traits import traits
+from fedcat.protocol.local_optimizer import make_optimizer
 from fedcat.protocol.task import Task
 from fedcat.runs.run import Decisions, Run
 
@@ -93,15 +98,19 @@ class Builder:
                 "see `fedcat nets`"
             )
         exact = device.type == "cpu" if settings.exact is None else settings.exact
-        net = net_builder(parts["net"], federation.train.shape, federation.classes)
-        layout, start = self._layout(parts["net"], net, federation, settings, device)
+        net = net_builder(parts["net"], federation.train.shape, federation.outputs)
+        loss = _loss(parts["loss"], federation)
+        optimizer = make_optimizer(settings.optimizer, parts["optimizer"], settings.optimizer_options)
+        layout, start = self._layout(parts["net"], net, federation, settings, device, loss)
         pool = federation.train.to(device)
         method = _method(resolved, federation, layout, start, exact)
         name = self._name(name or f"{settings.method}-seed{settings.seed}")
+        augment = make_augment(parts["augment"], pool.inputs(slice(0, 4), layout.dtype))
         task = _task(settings, federation, layout, pool, method, name)
+        task = replace(task, loss=loss, optimizer=optimizer, augment=augment)
         workers = _workers(settings, device)
-        plain = settings.precision == "fp32" and not task.rule.own_loss
-        choice = engines.pick(settings.engine, layout, pool, task.padding, exact, plain)
+        plain = settings.precision == "fp32" and task.plain_loss
+        choice = engines.pick(settings.engine, layout, pool, task.padding, exact, plain, optimizer.stackable)
         engine = self._engine(choice.name, settings, exact, workers)
         threads = torch.get_num_threads()
         decisions = Decisions(str(device), choice.name, choice.reason, exact, workers, threads)
@@ -153,6 +162,7 @@ class Builder:
         federation: Federation,
         settings: Settings,
         device: torch.device,
+        loss: LossFunction,
     ) -> tuple[Layout, Tensor]:
         """Return the net's layout and the initial row under the seed.
 
@@ -162,9 +172,10 @@ class Builder:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(torch_seed(random_stream(settings.seed, Purpose.INITIAL)))
             net = make_net().to(device=device, dtype=dtype)
-            check_outputs(net, federation.test.to(device).inputs(slice(0, 2), dtype), federation.classes)
+            test, few = federation.test.to(device), slice(0, 2)
+            check_outputs(net, test.inputs(few, dtype), test.targets(few, dtype), federation.classes, loss)
         fresh = Layout(net)
-        key = (part, federation.train.shape, federation.classes, device, dtype)
+        key = (part, federation.train.shape, federation.outputs, device, dtype)
         for known in self._layouts.setdefault(key, []):
             if _equal(known.outside(known.net), fresh.outside(net)):
                 return known, known.pack(net)
@@ -208,6 +219,9 @@ def _method(resolved: Resolved, federation: Federation, layout: Layout, start: T
         epochs=settings.epochs,
         lr=schedule(settings.lr_schedule, settings.lr, settings.rounds, settings.lr_decay, settings.lr_every),
         selector=None if selector is None else make_selector(selector, settings.seed, federation.sizes, settings.k),
+        aggregator=None
+        if parts["aggregator"] is None
+        else make_aggregator(settings.aggregator, parts["aggregator"], settings.aggregator_options),
         server_optimizer=ServerOptimizerChoice(
             settings.server_optimizer, settings.server_options, parts["server_optimizer"]
         ),
@@ -226,7 +240,25 @@ def _method(resolved: Resolved, federation: Federation, layout: Layout, start: T
     return method
 
 
+def _loss(chosen: Any, federation: Federation) -> LossFunction:
+    """Return the loss that the user chose, by default the cross entropy."""
+    if chosen is None and not federation.classes:
+        raise SettingError(
+            f"loss must be given: the targets of {federation.name!r} are values, not class labels (integers): mse, "
+            "huber and bce are built in, or pass a function of (outputs, targets) that returns one loss per sample"
+        )
+    loss: LossFunction = cross_entropy if chosen is None else chosen
+    if not callable(loss):
+        raise SettingError(f"loss must be a name or a function of (outputs, targets), got {loss!r}")
+    return loss
+
+
 def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool, method: Method, name: str) -> Task:
+    if method.rule.needs_sgd and settings.optimizer != "sgd":
+        raise SettingError(
+            f"optimizer must be sgd for the method {settings.method!r}, whose clients correct steps of SGD, "
+            f"got {settings.optimizer!r}"
+        )
     refuses_one = traits(layout, pool).refuses_one
     if refuses_one and settings.batch_size == 1:
         raise SettingError("batch_size must be at least 2: the net cannot train on a batch of one sample, got 1")

@@ -164,8 +164,9 @@ class Driver:
         """Add the time of a launch to the runs that were in it, in proportion to the time of their hops."""
         shares = {run: 0.0 for run in self.active if run.engine is engine}
         for reply in replies:
-            if self.runs[reply.run] in shares:
-                shares[self.runs[reply.run]] += reply.seconds
+            run = self.runs.get(reply.run)
+            if run in shares:
+                shares[run] += reply.seconds
         total = sum(shares.values())  # more than elapsed if several processes train
         for run, seconds in shares.items():
             run.seconds += elapsed * (seconds / total if total else 1 / len(shares))

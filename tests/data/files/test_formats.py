@@ -5,7 +5,14 @@ import pytest
 from small_data import cifar_records, idx, leaf_files, pickled_cifar, tff_files, writers
 
 from fedcat.core.errors import DataError
-from fedcat.data.files.formats import read_cifar, read_idx, read_leaf, read_pickled_cifar, read_tff
+from fedcat.data.files.formats import (
+    leaf_writer,
+    read_cifar,
+    read_idx,
+    read_leaf,
+    read_pickled_cifar,
+    read_tff,
+)
 
 
 def test_idx_by_hand():
@@ -92,7 +99,7 @@ def test_a_cut_or_foreign_pickle_is_said(cut):
 def test_leaf_gives_back_the_bytes():
     parts = writers()
     files = leaf_files(parts)
-    found = read_leaf(files["test/all_data_0_keep_0_test_9.json"], "a")
+    found = read_leaf(files["test/all_data_0_keep_0_test_9.json"], "a", leaf_writer)
     assert [writer.name for writer in found] == list(parts["test"])
     for writer in found:
         x, y = parts["test"][writer.name]
@@ -124,7 +131,7 @@ GOOD = leaf_files(writers(2))["test/all_data_0_keep_0_test_9.json"].decode()
 )
 def test_what_is_no_leaf_file_is_said(content, message):
     with pytest.raises(DataError, match=f"file.*{message}"):
-        read_leaf(content.encode("latin-1"), "file")
+        read_leaf(content.encode("latin-1"), "file", leaf_writer)
 
 
 def test_tff_gives_back_the_bytes(tmp_path):

@@ -458,5 +458,5 @@ def test_names_of_writers_and_files_cannot_steer_a_terminal(tmp_path):
 def test_a_writer_twice_is_said(tmp_path):
     files = leaf_files(writers(2))
     files["train/all_data_2_keep_0_train_9.json"] = files["train/all_data_0_keep_0_train_9.json"]
-    with pytest.raises(DataError, match="the training files of FEMNIST must hold each writer once, got f0000_00 twice"):
+    with pytest.raises(DataError, match="the training files of FEMNIST must hold each owner once, got f0000_00 twice"):
         femnist_source(b"").content(write(tmp_path, files))

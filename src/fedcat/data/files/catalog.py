@@ -7,7 +7,9 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,17 @@ from fedcat.core.text import visible
 from fedcat.data.files.cache import DecodedData
 from fedcat.data.files.checksum import Checksum
 from fedcat.data.files.file_layouts import GlobFiles, NamedFiles, TarArchive
-from fedcat.data.files.formats import Bytes, Writer, read_cifar, read_idx, read_leaf, read_pickled_cifar, read_tff
+from fedcat.data.files.formats import (
+    Bytes,
+    Writer,
+    leaf_speaker,
+    leaf_writer,
+    read_cifar,
+    read_idx,
+    read_leaf,
+    read_pickled_cifar,
+    read_tff,
+)
 from fedcat.data.files.source import Remote, Source
 
 Named = Mapping[str, tuple[bytes, str]]
@@ -182,15 +194,18 @@ _H5 = ("fed_emnist_train.h5", "fed_emnist_test.h5")
 _TFF = "fed_emnist.tar.bz2"
 
 
-def _concatenate(train: Iterable[Writer], test: Iterable[Writer]) -> DecodedData:
-    """Concatenate the writers' samples, sorted by writer name."""
-    parts = {"train": _by_name("training", train), "test": _by_name("test", test)}
+def _concatenate(train: Iterable[Writer], test: Iterable[Writer], dataset: str = "FEMNIST") -> DecodedData:
+    """Concatenate the owners' samples, sorted by owner name."""
+    parts = {
+        "train": _by_name(f"training files of {dataset}", train),
+        "test": _by_name(f"test files of {dataset}", test),
+    }
     names = sorted({name for part in parts.values() for name in part})
     arrays: dict[str, np.ndarray] = {}
     for part, writers in parts.items():
         found = [writer for name in names if (writer := writers.get(name))]
         if not found:
-            raise DataError(f"FEMNIST must have writers in its {part} set, got none")
+            raise DataError(f"{dataset} must have samples in its {part} set, got none")
         arrays[f"{part}_x"] = np.concatenate([writer.x for writer in found])
         arrays[f"{part}_y"] = np.concatenate([writer.y for writer in found])
         sizes = [len(writers[name].y) if name in writers else 0 for name in names]
@@ -198,22 +213,24 @@ def _concatenate(train: Iterable[Writer], test: Iterable[Writer]) -> DecodedData
     return DecodedData(arrays, {"writers": [visible(name) for name in names]})
 
 
-def _by_name(part: str, writers: Iterable[Writer]) -> dict[str, Writer]:
+def _by_name(files: str, writers: Iterable[Writer]) -> dict[str, Writer]:
     found: dict[str, Writer] = {}
     for writer in writers:
         if writer.name in found:
-            raise DataError(f"the {part} files of FEMNIST must hold each writer once, got {writer.name} twice")
+            raise DataError(f"the {files} must hold each owner once, got {writer.name} twice")
         found[writer.name] = writer
     return found
 
 
-def _from_leaf(files: Mapping[str, Path]) -> DecodedData:
+def _from_leaf(
+    files: Mapping[str, Path], read: Callable[[str, Any, str], Writer] = leaf_writer, dataset: str = "FEMNIST"
+) -> DecodedData:
     def part(name: str) -> Iterable[Writer]:
         for label, path in files.items():
             if label.startswith(name):
-                yield from read_leaf(path.read_bytes(), str(path))
+                yield from read_leaf(path.read_bytes(), str(path), read)
 
-    return _concatenate(part("train"), part("test"))
+    return _concatenate(part("train"), part("test"), dataset)
 
 
 def _from_h5(files: Mapping[str, Path]) -> DecodedData:
@@ -259,4 +276,27 @@ FEMNIST = Source(
     before=_need_h5py,
 )
 
-SOURCES = {source.name: source for source in (MNIST, CIFAR10, CIFAR100, FEMNIST)}
+
+# Shakespeare: LEAF publishes scripts that make the files, not the files.
+
+
+def _only_scripts() -> None:
+    raise DataError("LEAF publishes the scripts that make the files, not the files")
+
+
+SHAKESPEARE = Source(
+    name="shakespeare",
+    layouts=[
+        GlobFiles(
+            ("shakespeare", "shakespeare/data", "leaf/data/shakespeare/data", "data/shakespeare/data", ""),
+            ("train/*.json", "test/*.json"),
+            partial(_from_leaf, read=leaf_speaker, dataset="Shakespeare"),
+        )
+    ],
+    folder="shakespeare",
+    remotes=(),
+    by_hand="the train/*.json and test/*.json that LEAF's data/shakespeare/preprocess.sh makes",
+    before=_only_scripts,
+)
+
+SOURCES = {source.name: source for source in (MNIST, CIFAR10, CIFAR100, FEMNIST, SHAKESPEARE)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import pickletools
+import string
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,19 @@ from fedcat.core.errors import DataError, SettingError
 
 Bytes = NDArray[np.uint8]
 FEMNIST_CLASSES = 62
-NPZ_NAMES = {"x", "y", "x_test", "y_test", "owner"}
+NPZ_NAMES = {"x", "y", "x_test", "y_test", "owner", "owner_test"}
+LETTERS = f"\n !\"&'(),-.{string.digits}:;>?{string.ascii_uppercase}[]{string.ascii_lowercase}}}"
+"""The characters of LEAF's Shakespeare, in LEAF's order."""
+LINE = 80
+"""Characters per line in LEAF's Shakespeare."""
+_PLACES = {letter: place for place, letter in enumerate(LETTERS)}
 SMALL, RATIO = 1 << 28, 100
 """A file without a published checksum may take `SMALL` bytes in memory, or `RATIO` times its own size."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """One writer's training or test samples in FEMNIST: images [samples, 1, 28, 28] and class labels."""
+    """One owner's training or test samples: a writer's images [samples, 1, 28, 28], or a role's lines [samples, 80]."""
 
     name: str
     x: Bytes
@@ -161,7 +167,7 @@ def _check_members(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     names = {member.filename.removesuffix(".npy") for member in members}
     if names - NPZ_NAMES or not {"x", "y"} <= names or ("x_test" in names) != ("y_test" in names):
         raise DataError(
-            f"{file} must hold x and y, optionally x_test with y_test, and owner, and nothing else; "
+            f"{file} must hold x and y, optionally x_test with y_test, owner and owner_test, and nothing else; "
             f"got {', '.join(sorted(names)) or 'nothing'}"
         )
     if {member.compress_type for member in members} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
@@ -169,8 +175,8 @@ def _check_members(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     check_unpacked(str(file), file.stat().st_size, sum(member.file_size for member in members))
 
 
-def read_leaf(content: bytes, name: str) -> list[Writer]:
-    """Decode one of LEAF's JSON files of FEMNIST: users, num_samples, and user_data with x and y per user."""
+def read_leaf(content: bytes, name: str, read: Callable[[str, Any, str], Writer]) -> list[Writer]:
+    """Decode one of LEAF's JSON files: users, num_samples, and user_data with x and y, which `read` decodes."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -180,13 +186,28 @@ def read_leaf(content: bytes, name: str) -> list[Writer]:
     users, declared = found["users"], found.get("num_samples")
     if not isinstance(users, list) or set(map(str, users)) != set(found["user_data"]):
         raise DataError(f"{name} must hold user_data for exactly the users it lists")
-    writers = [_leaf_writer(str(user), found["user_data"][str(user)], name) for user in users]
+    writers = [read(str(user), found["user_data"][str(user)], name) for user in users]
     if declared is not None and declared != [len(writer.y) for writer in writers]:
         raise DataError(f"{name} must hold as many samples per user as num_samples declares")
     return writers
 
 
-def _leaf_writer(user: str, samples: Any, name: str) -> Writer:
+def leaf_speaker(user: str, samples: Any, name: str) -> Writer:
+    """Decode a role of LEAF's Shakespeare: lines of 80 characters, and the character that follows each."""
+    try:
+        lines, following = list(samples["x"]), list(samples["y"])
+        x = np.array([[_PLACES[letter] for letter in line] for line in lines], np.uint8)
+        y = np.array([_PLACES[letter] for letter in following], np.uint8)
+    except (TypeError, KeyError, ValueError) as error:
+        right = f"x, lines of {LINE} of LEAF's {len(LETTERS)} characters, and y, the character after each"
+        raise DataError(f"{name}: {user} must have {right}") from error
+    if x.shape != (len(y), LINE):
+        raise DataError(f"{name}: {user} must have one character in y for each line of {LINE} characters in x")
+    return Writer(user, x, y)
+
+
+def leaf_writer(user: str, samples: Any, name: str) -> Writer:
+    """Decode one of LEAF's writers of FEMNIST: rows of 784 pixels, and their labels."""
     try:
         x = np.array(samples["x"], dtype=np.float64).reshape(-1, 784)
         y = np.array(samples["y"])

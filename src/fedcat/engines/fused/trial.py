@@ -42,6 +42,10 @@ def why_not(task: Task, batch: int, precision: str) -> str:
 def _known(task: Task, batch: int, precision: str) -> Chain | str:
     if task.rule.own_loss:
         return "the method defines its own loss"
+    if not task.plain_loss:
+        return "the loss is not the cross entropy"
+    if task.augment:
+        return "its inputs are augmented"
     known = _found.setdefault(task.layout, WeakKeyDictionary()).setdefault(task.pool, {})
     if (batch, precision) not in known:
         known[batch, precision] = _try(task.layout, task.pool, batch, precision)

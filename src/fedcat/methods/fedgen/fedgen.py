@@ -65,11 +65,11 @@ class GeneratorRule(LocalRule):
         }
 
     def loss(self, net: BoundNet, batch: Batch, inputs: LossInputs) -> Tensor:
-        """Return the cross entropy, plus the teacher loss and the latent loss once there is a generator."""
+        """Return the loss on the batch, plus the teacher loss and the latent loss once there is a generator."""
         logits = net.logits(batch.x)
-        cross_entropy = batch.mean(functional.cross_entropy(logits, batch.y, reduction="none"))
+        loss = batch.mean(batch.losses(logits))
         if "generator" not in inputs.sent:
-            return cross_entropy
+            return loss
         row, drawn, generator = inputs.sent["generator"], inputs.drawn, self.generator
         labels, noise, own_noise = (drawn[name][: len(batch.y)] for name in ("labels", "noise", "own_noise"))
         features = generator.generate(row, generator.inputs(noise, labels))
@@ -77,7 +77,7 @@ class GeneratorRule(LocalRule):
         own = generator.generate(row, generator.inputs(own_noise, batch.y))
         target = functional.log_softmax(net.head(own), -1).detach()
         divergence = (target.exp() * (target - functional.log_softmax(logits, -1))).sum(-1)
-        return cross_entropy + drawn["a"] * teacher + drawn["b"] * batch.mean(divergence)
+        return loss + drawn["a"] * teacher + drawn["b"] * batch.mean(divergence)
 
     def finish(
         self, start: Tensor, end: Tensor, steps: Tensor, lr: Tensor, momentum: Tensor, sent: Tensors, memory: Tensors
@@ -149,6 +149,8 @@ class FedGen(FedAvg):
         check_bounds("generator_weight_decay", generator_weight_decay, at_least=0)
         check_bounds("decay", decay, at_least=0, at_most=1)
         check_bounds("generator_lr_decay", generator_lr_decay, at_least=0, at_most=1)
+        if not context.classes:
+            raise SettingError("method fedgen needs class labels: the targets of this data are values")
         generator = Generator(noise, context.classes, hidden, _latent(context))
         self.training = TrainingOptions(generator_batch, generator_steps, generator_weight_decay, teacher, diversity)
         self.rule = GeneratorRule(generator, a, b, decay, local_steps)

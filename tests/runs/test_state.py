@@ -1,0 +1,136 @@
+"""The codec of states: what comes back is what went in, and nothing else is taken."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import drive, federation, layout_of, simulate, small_net, step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcat.core.errors import SettingError
+from fedcat.methods import FedAvg, FedCat, Method
+from fedcat.methods.scaffold import Scaffold
+from fedcat.runs.state import encode, load_state, save_state
+
+FED = federation([3, 9, 5, 12, 7, 4])
+LAYOUT = layout_of(small_net())
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**80), 2**80),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.integers(0, 4).map(lambda n: torch.arange(n, dtype=torch.float64) / 7),
+    st.integers(0, 3).map(lambda n: np.arange(n, dtype=np.int32)),
+)
+KEYS = st.text(max_size=4).filter(lambda key: not key.startswith("$"))
+STATES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, list):
+        return type(b) is list and len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
+    return type(a) is type(b) and a == b
+
+
+@given(state=STATES)
+@settings(max_examples=60, deadline=None)
+def test_a_state_comes_back_from_its_file(tmp_path_factory, state):
+    path = tmp_path_factory.mktemp("state") / "s.safetensors"
+    save_state(path, state)
+    assert equal(load_state(path), state)
+
+
+def test_numbers_that_json_does_not_know(tmp_path):
+    save_state(tmp_path / "s", {"a": [math.inf, -math.inf, math.nan]})
+    found = load_state(tmp_path / "s")["a"]
+    assert found[:2] == [math.inf, -math.inf]
+    assert math.isnan(found[2])
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        ({"a": [1, (2, 3)]}, r"state.a\[1\] is a tuple"),
+        ({"a": {1: 2}}, "state.a has the key 1"),
+        ({"$tensor": 2}, "state has the key '\\$tensor'"),
+        ({"a": {"b": object()}}, "state.a.b is a object"),
+        ({"a": np.float64(1.0)}, "state.a is a float64"),
+        ({"a": np.array(["x"])}, "state.a is a ndarray"),
+        ({"a": {1, 2}}, "state.a is a set"),
+        ({"a": lambda: 0}, "state.a is a function"),
+    ],
+)
+def test_unknown_types_are_refused_with_their_place(state, place):
+    with pytest.raises(TypeError, match=place):
+        encode(state)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "s").write_bytes(b"not a state")
+    with pytest.raises(SettingError, match="is not a state that fedcat wrote"):
+        load_state(tmp_path / "s")
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "t")
+    with pytest.raises(SettingError, match="is not a state that fedcat wrote"):
+        load_state(tmp_path / "t")
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedCat, Scaffold])
+def test_a_run_goes_on_from_a_file(method, tmp_path):
+    whole, broken, resumed = (simulate(method, FED, LAYOUT, run_name="a", rounds=5, average=0.9) for _ in range(3))
+    drive(whole)
+    for _ in range(2):
+        step(broken)
+    save_state(tmp_path / "s", broken.state())
+    resumed.restore(load_state(tmp_path / "s"))
+    drive(resumed)
+    assert torch.equal(resumed.method.row, whole.method.row)
+    assert resumed.history[-1].metrics == whole.history[-1].metrics
+    assert (resumed.ledger.up, resumed.ledger.down) == (whole.ledger.up, whole.ledger.down)
+    assert resumed.seconds >= broken.seconds
+
+
+def test_the_state_of_another_run_is_refused():
+    state = simulate(FedAvg, FED, LAYOUT).state()
+    with pytest.raises(SettingError, match="the state is of another run: its federation is"):
+        simulate(FedAvg, federation([3, 9, 5, 12, 7, 5]), LAYOUT).restore(state)
+    with pytest.raises(SettingError, match="its version is 0, this one's 1"):
+        simulate(FedAvg, FED, LAYOUT).restore({**state, "version": 0})
+    short = simulate(FedAvg, FED, LAYOUT)
+    step(short)
+    with pytest.raises(SettingError, match="the state is of round 1, but the history ends at 0"):
+        simulate(FedAvg, FED, LAYOUT).restore(short.state(), history=[])
+
+
+def test_a_steering_evaluation_counts_as_training_traffic():
+    class Steered(FedAvg):
+        def __init__(self, context):
+            super().__init__(context)
+            self.scores = []
+
+        def validated(self, scores):
+            self.scores.append(scores)
+
+    held = FED.hold_out(validation=0.3)
+    assert Steered.validated is not Method.validated
+    plain, steered = (simulate(method, held, LAYOUT, rounds=2, evaluate_every=1) for method in (FedAvg, Steered))
+    drive(plain)
+    drive(steered)
+    clients = len(steered.method.scores[0].clients)
+    assert len(steered.method.scores) == 2
+    spent = 2 * clients * (LAYOUT.size * 8 + 8 * 3)
+    assert (plain.ledger.evaluation, steered.ledger.evaluation) == (spent, 0)
+    assert steered.ledger.total - plain.ledger.total == spent
