@@ -38,7 +38,7 @@ def evaluate(request, monkeypatch):
         on = of_pool(pool, index)
         found = []
         for row in outputs(layout, rows, on):
-            values = {name: float(metric.total(row, on.targets(layout.dtype))) for name, metric in METRICS.items()}
+            values = {name: metric.value(row, on.targets(layout.dtype)) for name, metric in METRICS.items()}
             found.append((values["accuracy"], values["loss"]))
         return found
 

@@ -12,6 +12,7 @@ from fedcat import engines
 from fedcat.methods import FedAvg, FedCat
 from fedcat.protocol.hop import HopId
 from fedcat.protocol.reply import Reply, Status
+from fedcat.runs.callbacks import Callback
 from fedcat.runs.driver import Driver
 
 FED = federation([3, 9, 5, 12, 7, 4])
@@ -136,6 +137,20 @@ def test_replies_that_nobody_asked_for_change_nothing():
     drive(plain)
     assert torch.equal(odd.method.row, plain.method.row)
     assert (odd.ledger.up, odd.ledger.down) == (plain.ledger.up, plain.ledger.down)
+
+
+def test_a_run_that_is_stopped_leaves_its_hops_behind():
+    class Stop(Callback):
+        def on_round(self, run, record):
+            run.stop()
+
+    engine = Clocked({0: 6, 1: 6})
+    short, whole = (simulate(FedCat, FED, LAYOUT, engine, k=3, rounds=6, seed=seed) for seed in (1, 2))
+    short.callbacks = [Stop()]
+    drive(short, whole, barrier=False)
+    assert (short.status, whole.status) == ("stopped", "finished")
+    alone = drive(simulate(FedCat, FED, LAYOUT, k=3, rounds=6, seed=2))
+    assert torch.equal(whole.method.row, alone.method.row)
 
 
 def test_runs_of_one_name_are_refused():

@@ -64,7 +64,7 @@ class Evaluation:
 def evaluate(jobs: Sequence[Evaluation]) -> list[Scores | ClientScores]:
     """Return the metrics of each job, over all samples or by client."""
     found: dict[int, Scores | ClientScores] = {}
-    totals: dict[int, list[Tensor]] = {}
+    totals: dict[int, list[tuple[Tensor, int]]] = {}
     for positions, outputs, targets in _outputs(jobs):
         for position in positions:
             job = jobs[position]
@@ -73,8 +73,10 @@ def evaluate(jobs: Sequence[Evaluation]) -> list[Scores | ClientScores]:
             else:
                 totals[position] = [metric.total(outputs, targets) for metric in job.metrics]
     if totals:
-        flat = iter(torch.stack([value for values in totals.values() for value in values]).tolist())  # one transfer
-        found |= {position: {metric.name: next(flat) for metric in jobs[position].metrics} for position in totals}
+        sums = iter(torch.stack([total for parts in totals.values() for total, _ in parts]).tolist())  # one transfer
+        for position, parts in totals.items():
+            names = [metric.name for metric in jobs[position].metrics]
+            found[position] = {name: next(sums) / count for name, (_, count) in zip(names, parts, strict=True)}
     return [found[position] for position in range(len(jobs))]
 
 

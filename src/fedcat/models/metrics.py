@@ -74,10 +74,15 @@ class Metric:
             )
         return found.to(torch.float64)
 
-    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the metric over all samples, a tensor of no dimension."""
+    def total(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        """Return the metric over all samples as a sum, a tensor of no dimension, and the number to divide it by."""
         found = self.of(outputs, targets)
-        return found.sum() / found.numel()
+        return found.sum(), found.numel()
+
+    def value(self, outputs: Tensor, targets: Tensor) -> float:
+        """Return the metric over all samples."""
+        total, count = self.total(outputs, targets)
+        return float(total) / count
 
     def per_client(self, outputs: Tensor, targets: Tensor, owner: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the metric of each client that owns samples, by client; samples of owner -1 are nobody's."""
@@ -89,7 +94,7 @@ class Metric:
             return means[first:]
         places = [torch.from_numpy(np.flatnonzero(position == i)) for i in range(first, len(clients))]
         outputs, targets = outputs.cpu(), targets.cpu()
-        return np.array([float(self.total(outputs[place], targets[place])) for place in places])
+        return np.array([self.value(outputs[place], targets[place]) for place in places])
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -67,7 +68,7 @@ class Hop:
     sent: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
 
-    @property
+    @cached_property
     def id(self) -> HopId:
         """The hop's name within its run."""
         return HopId(self.round, self.copy, self.attempt)

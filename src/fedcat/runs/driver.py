@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -24,8 +23,7 @@ Name = tuple[str, HopId]
 """Names a hop among all runs."""
 
 
-@dataclass(frozen=True, eq=False)
-class Sent:
+class Sent(NamedTuple):
     """A hop that an engine owes a reply for, and when it is given up."""
 
     run: Run
@@ -98,9 +96,12 @@ class Driver:
             group = [run for run in self.active if run.engine is engine]
             for run in group:
                 self._submit(run)
-            replies = self._collect(engine)
+            replies: dict[str, list[Reply]] = {run.name: [] for run in group}
+            for reply in self._collect(engine):
+                if reply.run in replies:  # a run that was stopped takes no more
+                    replies[reply.run].append(reply)
             for run in group:
-                _timed(run, partial(run.absorb, [reply for reply in replies if reply.run == run.name]))
+                _timed(run, partial(run.absorb, replies[run.name]))
             self._work(group)
         self._record()
 
@@ -111,12 +112,12 @@ class Driver:
 
     def _send(self, jobs: Sequence[Job]) -> None:
         self._held = [job for job in self._held if job not in jobs]
+        end = math.inf if self.deadline is None else time.monotonic() + self.deadline
         for task, hop in jobs:
             run = self.runs[task.run]
             if run.engine.one_per_client and self._busy(run, hop.client):
                 self._held.append((task, hop))
                 continue
-            end = math.inf if self.deadline is None else time.monotonic() + self.deadline
             self._owed[run.name, hop.id] = Sent(run, hop, end)
             run.engine.submit([(task, hop)])
 
