@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from fedcat.cli import bench, data
+from fedcat.cli import bench, data, plot
 from fedcat.cli.options import (
     AggregatorOptions,
     Command,
@@ -73,6 +73,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.command(cls=Command)(bench.bench)
+app.command(cls=Command)(plot.plot)
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
 

@@ -23,7 +23,8 @@ from fedcat.data.files import locations
 from fedcat.data.files.catalog import SOURCES
 from fedcat.data.partitions import PARTITIONS
 from fedcat.data.skew import Skew
-from fedcat.report.partition_plot import check_plot, draw_partition
+from fedcat.report.files import check_plot
+from fedcat.report.partition_plot import draw_partition
 from fedcat.runs.build import Builder
 
 app = typer.Typer(cls=Group, help="List, download and inspect data.", no_args_is_help=True, rich_markup_mode="markdown")

@@ -71,22 +71,30 @@ def describe(settings: Sequence[Settings]) -> str:
     parts = (
         same(lambda s: f"preset {s.preset}" if s.preset else ""),
         same(lambda s: f"net {s.net}"),
+        same(lambda s: f"loss {s.loss}" if s.loss else ""),
+        same(lambda s: f"augment {', '.join(s.augment)}" if s.augment else ""),
         same(lambda s: f"partition {describe_partition(s)}"),
         same(lambda s: f"{plural(s.k, 'client')} per round"),
         each(lambda s: plural(s.epochs, "epoch")),
         each(lambda s: f"batch size {s.batch_size}"),
         each(lambda s: f"lr {s.lr:g}"),
-        each(lambda s: f"momentum {s.momentum:g}"),
+        each(lambda s: f"momentum {s.momentum:g}" if s.optimizer == "sgd" else _part("optimizer", s.optimizer, s)),
         each(lambda s: "" if s.clip is None else f"clip {s.clip:g}"),
+        same(lambda s: _part("aggregator", s.aggregator, s) if s.aggregator else ""),
         same(lambda s: plural(s.rounds, "round")),
     )
     return "; ".join(filter(None, parts))
 
 
+def _part(kind: str, name: str, settings: Settings) -> str:
+    """Return a part and its options as text."""
+    options: Mapping[str, Any] = getattr(settings, f"{kind}_options")
+    return ", ".join([f"{kind} {name}", *(f"{option} {_number(value)}" for option, value in options.items())])
+
+
 def describe_partition(settings: Settings) -> str:
     """Return the partition and its options as text."""
-    options = settings.partition_options.items()
-    return ", ".join([settings.partition, *(f"{name} {_number(value)}" for name, value in options)])
+    return _part("partition", settings.partition, settings).removeprefix("partition ")
 
 
 def _number(value: Any) -> str:

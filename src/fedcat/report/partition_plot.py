@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcat.core.errors import SettingError
 from fedcat.data.federation import Federation
+from fedcat.report.files import check_plot, save
 
-FORMATS = (".png", ".svg", ".pdf")
 BUBBLES = 120
 """More clients than this are drawn as a heatmap, sorted by their most frequent class."""
 LABELS = 62
 """More classes than this get no names on the axis."""
 _INK = "#1f5f8b"
-
-
-def check_plot(path: Path) -> None:
-    """Raise a `SettingError` if a plot cannot be written to `path`."""
-    if path.suffix.lower() not in FORMATS:
-        raise SettingError(f"the plot's file name must end in {', '.join(FORMATS)}, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise SettingError(f"plot {str(path)!r} cannot be written: no directory {str(path.parent)!r}")
 
 
 def draw_partition(federation: Federation, path: str | Path, title: str = "") -> None:
@@ -60,12 +50,7 @@ def draw_partition(federation: Federation, path: str | Path, title: str = "") ->
     else:
         _bubbles(below, counts)
     _axes(below, federation, many)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")
-            figure.savefig(target, dpi=150)
-    except OSError as error:
-        raise SettingError(f"plot {str(target)!r} cannot be written: {error.strerror}") from error
+    save(figure, target)
 
 
 def _sizes(axes: Any, sizes: np.ndarray) -> None:

@@ -1,0 +1,104 @@
+"""The command `fedcat plot`: a metric over the rounds of a run or of a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedcat.cli.tables import say
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.models.metrics import METRICS
+from fedcat.report.curves import Curve, draw_curves
+from fedcat.report.files import check_plot
+from fedcat.runs.folder import COMPARISON, SUMMARY, read_history, read_summary
+from fedcat.runs.history import Record
+
+AGAINST = {"rounds": "round", "bytes": "training traffic, MB", "seconds": "seconds"}
+"""What a metric can be plotted against, and the labels of the axis."""
+
+out = Console(highlight=False, markup=False)
+
+
+def plot(
+    folder: Annotated[Path, typer.Argument(help="the directory of a run or of a comparison", show_default=False)],
+    metric: Annotated[str, typer.Option(metavar="NAME", help="the metric [the one that was monitored]")] = "",
+    against: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(AGAINST)}")] = "rounds",
+    file: Annotated[
+        Path | None, typer.Option("--out", help="the file, .png, .svg or .pdf [DIRECTORY/METRIC.png]")
+    ] = None,
+) -> None:
+    """Plot a metric on the test data over the rounds.
+
+    Lines of a comparison are means over seeds; bands show one standard deviation. Of a single run, the other models
+    that were evaluated are drawn too, and the metric on the clients' validation data.
+    """
+    if against not in AGAINST:
+        raise unknown_name("against", against, AGAINST)
+    runs = _runs(folder)
+    first = read_summary(next(iter(runs.values()))[0])
+    name = metric or first.monitor
+    if name not in first.metrics["global"]:
+        raise unknown_name("metric", name, first.metrics["global"])
+    target = file or folder / f"{name}.png"
+    check_plot(target)
+    scale = 100 if name in METRICS and METRICS.get(name).percent else 1
+    histories = {label: [read_history(one) for one in folders] for label, folders in runs.items()}
+    if len(histories) == 1 and len(next(iter(histories.values()))) == 1:
+        curves = _models(next(iter(histories.values()))[0], name, against, scale)
+    else:
+        curves = [
+            _curve(label, [_values(history, name) for history in found], found[0], against, scale)
+            for label, found in histories.items()
+        ]
+    draw_curves(curves, target, AGAINST[against], f"test {name}{', %' if scale == 100 else ''}", folder.absolute().name)
+    say(out, f"plot: {target}")
+
+
+def _runs(folder: Path) -> dict[str, list[Path]]:
+    """Return the directories of the runs by label."""
+    if (folder / COMPARISON).exists():
+        lines = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+        found = {line["label"]: [folder / run["folder"] for run in line["runs"]] for line in lines}
+        if found:
+            return found
+        raise SettingError(f"the comparison in {str(folder)!r} is not finished: plot one of its runs")
+    if not (folder / SUMMARY).exists():
+        raise SettingError(f"{str(folder)!r} holds neither a finished run nor a comparison")
+    return {folder.name: [folder]}
+
+
+Points = dict[int, float]
+"""Values by round."""
+
+
+def _values(history: Sequence[Record], metric: str, model: str = "global") -> Points:
+    found = {r.round: (r.metrics if model == "global" else r.others.get(model, {})) for r in history}
+    return {round: metrics[metric] for round, metrics in found.items() if metric in metrics}
+
+
+def _curve(label: str, seeds: Sequence[Points], like: Sequence[Record], against: str, scale: float) -> Curve:
+    """Return the curve of the rounds at which every seed was evaluated."""
+    rounds = [round for round in seeds[0] if all(round in seed for seed in seeds)]
+    if not rounds:
+        raise SettingError(f"{label} was never evaluated: there is nothing to plot")
+    places: Mapping[int, float] = {
+        r.round: {"rounds": float(r.round), "bytes": (r.up + r.down) / 1e6, "seconds": r.seconds}[against] for r in like
+    }
+    values = [[scale * seed[round] for round in rounds] for seed in seeds]
+    return Curve(label, [places[round] for round in rounds], values)
+
+
+def _models(history: Sequence[Record], metric: str, against: str, scale: float) -> list[Curve]:
+    """Return the curves of a single run: of each model on the test data, and of the clients' validation data."""
+    others = dict.fromkeys(name for record in history for name in record.others if not name.startswith("copy "))
+    found = {"global model": _values(history, metric)}
+    found |= {name: _values(history, metric, name) for name in others}
+    held = {r.round: r.validation[metric]["weighted_mean"] for r in history if metric in r.validation}
+    if held:
+        found["validation data of the clients"] = held
+    return [_curve(label, [points], history, against, scale) for label, points in found.items()]
