@@ -44,17 +44,18 @@ def federation(shape: tuple[int, ...], clients: int, samples: int) -> fedcat.Fed
     return fedcat.Federation(train, test, np.arange(total) % clients, classes=10)
 
 
-def seconds_per_round(simulation: fedcat.Simulation) -> float:
+def seconds_per_round(run: fedcat.Run) -> float:
     """Train one round and return its seconds, without evaluation."""
-    jobs = simulation.plan()
+    jobs = run.plan()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     begin = time.perf_counter()
-    replies = simulation.engine.train(jobs)
+    replies = run.engine.train(jobs)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     elapsed = time.perf_counter() - begin
-    simulation.absorb(replies)
+    run.absorb(replies)
+    run.record({})
     return elapsed
 
 
@@ -64,20 +65,19 @@ def measure(net: str, batch_size: int, words: argparse.Namespace) -> dict[str, o
     builder = Builder()
     given = {"dataset": data, "net": net, "batch_size": batch_size, "epochs": 1, "fraction": 1.0, "rounds": 10**6}
     given |= {"method": "fedavg", "device": words.device, "exact": words.exact, "evaluate_every": 10**6, "lr": 1e-4}
-    pair = {e: builder.build({**given, "engine": e}).simulation for e in ("sequential", "stacked")}
+    pair = {e: builder.build({**given, "engine": e}) for e in ("sequential", "stacked")}
     if pair["stacked"].engine.name != "stacked":
         raise SystemExit(f"{net} cannot be stacked on this device: nothing to compare")
     best = {e: float("inf") for e in pair}
     for turn in range(words.turns + 1):
-        for engine, simulation in pair.items():
-            elapsed = seconds_per_round(simulation)
-            simulation.record()
+        for engine, run in pair.items():
+            elapsed = seconds_per_round(run)
             if turn:
                 best[engine] = min(best[engine], elapsed)
     task = pair["stacked"].task
-    kernels = {e: simulation.engine.kernels(task) for e, simulation in pair.items()}
-    for simulation in pair.values():
-        simulation.engine.release()
+    kernels = {e: run.engine.kernels(task) for e, run in pair.items()}
+    for run in pair.values():
+        run.engine.release()
     flops = traits(task.layout, task.pool).flops * batch_size
     return {
         "net": net,

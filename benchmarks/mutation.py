@@ -41,17 +41,19 @@ FIRST = {
     "data/dataset.py": "data/test_federation.py data/test_builtin.py",
     "data/pool.py": "data/test_federation.py",
     "data/split.py": "data/test_federation.py",
-    "engines/base.py": "engines/test_evaluation.py",
+    "engines/base.py": "runs/test_driver.py",
     "engines/sequential.py": "engines/test_batch_order.py methods/test_fedavg.py methods/test_fedprox.py",
     "methods/__init__.py": "methods/test_fedcat.py methods/test_server_optimizer.py",
     "methods/clusamp.py": "methods/selection/test_clustered.py",
+    "methods/aggregation.py": "methods/test_aggregation.py",
     "methods/cyclic.py": "methods/test_related_methods.py",
     "methods/fedcluster.py": "methods/test_related_methods.py",
     "methods/fedopt.py": "methods/test_server_optimizer.py",
     "methods/rounds.py": "methods/test_fedavg.py methods/test_related_methods.py",
     "methods/selection/base.py": "methods/selection/test_grouped.py",
     "protocol/hop.py": "protocol",
-    "runs/progress.py": "runs/test_simulation.py runs/test_runner.py",
+    "runs/lifecycle.py": "runs/test_callbacks.py runs/test_run.py",
+    "runs/progress.py": "runs/test_run.py runs/test_runner.py",
     "runs/summary.py": "runs/test_folder.py runs/test_runner.py",
 }
 """Tests of files whose name no test file bears."""
@@ -61,7 +63,7 @@ WIDER = {
     "data": "data/test_federation.py data/test_partitions.py data/test_builtin.py",
     "engines": "engines/test_agreement.py methods/test_fedavg.py",
     "methods": "methods/test_every_method.py methods/test_base.py",
-    "protocol": "protocol runs/test_simulation.py",
+    "protocol": "protocol runs/test_run.py",
     "runs": "runs",
 }
 """Tests of a package that are run for what the tests of the file itself let pass."""

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedcat.runs.simulation import step_together
 
 import fedcat
 from fedcat.bench.measure import clock
 from fedcat.bench.workload import IMAGES
 from fedcat.core.device import find_device
 from fedcat.runs.build import Builder
+from fedcat.runs.driver import Driver
 
 BASE = {"per_round": 10, "clients": 100, "samples": 500, "runs": 1}
 SWEEPS: dict[str, list[int]] = {
@@ -77,10 +77,11 @@ def point(sweep: str, value: int, words: argparse.Namespace) -> dict[str, Any]:
     given = {"dataset": data, "net": net, "method": "fedavg", "per_round": size["per_round"], "epochs": 1}
     given |= {"batch_size": IMAGES[net].batch_size, "lr": 1e-3, "rounds": 10**9, "evaluate_every": 10**9}
     given |= {"device": words.device, "precision": words.precision}
-    runs = [builder.build({**given, "seed": seed}).simulation for seed in range(size["runs"])]
+    runs = [builder.build({**given, "seed": seed}) for seed in range(size["runs"])]
     ready = time.perf_counter() - begin
-    first = clock(lambda: step_together(runs), device)
-    times = [clock(lambda: step_together(runs), device) for _ in range(words.turns)]
+    driver = Driver(runs)
+    first = clock(driver.step, device)
+    times = [clock(driver.step, device) for _ in range(words.turns)]
     batch = IMAGES[net].batch_size
     steps = size["runs"] * size["per_round"] * -(-size["samples"] // batch)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

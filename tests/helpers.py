@@ -23,7 +23,8 @@ from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 from fedcat.runs.driver import Driver
 from fedcat.runs.history import Record
-from fedcat.runs.run import Decisions, Run
+from fedcat.runs.run import Run
+from fedcat.runs.summary import Decisions
 
 COUNT = itertools.count()
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

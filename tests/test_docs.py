@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcat.config.layers import REGISTRIES
+from fedcat.config.layers import LISTS, REGISTRIES
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def registries(monkeypatch):
     """Give back what a program registers."""
-    for registry in REGISTRIES.values():
+    for registry in [*REGISTRIES.values(), *LISTS.values()]:
         for table in ("_parts", "_notes"):
             monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
 

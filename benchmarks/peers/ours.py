@@ -1,4 +1,4 @@
-"""fedcat: whole rounds of a simulation that is built beforehand."""
+"""fedcat: whole rounds of a run that is built beforehand."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def main() -> None:
     given |= {"fraction": 1.0, "rounds": 10**6, "method": "fedavg", "device": "cpu", "evaluate_every": 10**6}
     given |= {"lr": LR, "momentum": MOMENTUM, "seed": 0, "engine": "auto", **SETTINGS[words.setting]}
     torch.set_num_threads(2)
-    simulation = Builder().build(given).simulation
+    run = Builder().build(given)
+    driver = fedcat.Driver([run])
 
     def row() -> object:
-        return simulation.method.models()["global"].clone()
+        return run.method.models()["global"].clone()
 
-    absorb, taken = simulation.absorb, 0
+    absorb, taken = run.absorb, 0
 
     def counting(replies: list) -> None:
         nonlocal taken
@@ -46,11 +47,11 @@ def main() -> None:
 
     turns = Turns(words, 2, row())
     for number in range(turns.total):
-        simulation.absorb = counting if number == 0 else absorb
+        run.absorb = counting if number == 0 else absorb
         turns.begin()
-        simulation.step()
+        driver.step()
         turns.end(row, taken)
-    turns.report("fedcat", fedcat.__version__, engine=simulation.engine.name)
+    turns.report("fedcat", fedcat.__version__, engine=run.engine.name)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from fedcat.config.settings import Settings
     from fedcat.core.errors import DataError, SettingError
     from fedcat.core.rng import Purpose, random_stream
+    from fedcat.data.augment import AUGMENTATIONS, Augmentation
     from fedcat.data.dataset import DATASETS, Dataset, load_dataset
     from fedcat.data.federation import Federation
     from fedcat.data.partitions import PARTITIONS, partition
     from fedcat.data.pool import Normalize, Pool
     from fedcat.methods import METHODS, FedAvg, FedCat
+    from fedcat.methods.aggregation import AGGREGATORS, Aggregator
     from fedcat.methods.average import weighted_mean
     from fedcat.methods.base import Context, Method, ServerWork
     from fedcat.methods.client_memory import ClientMemory
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
     from fedcat.methods.selection import SELECTORS
     from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer
     from fedcat.models.layout import Layout
+    from fedcat.models.losses import LOSSES
     from fedcat.models.metrics import METRICS, ClientScores, Metric
     from fedcat.models.nets import NETS
     from fedcat.protocol.hop import Hop, HopId
+    from fedcat.protocol.local_optimizer import OPTIMIZERS, LocalOptimizer
     from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
     from fedcat.protocol.reply import Reply, Status
     from fedcat.protocol.task import Task
@@ -38,18 +42,20 @@ if TYPE_CHECKING:
     from fedcat.runs.history import Record
     from fedcat.runs.result import Result
     from fedcat.runs.run import Run
-    from fedcat.runs.summary import Choice, Figures, RunSummary
+    from fedcat.runs.summary import Choice, Decisions, Figures, RunSummary
 
 _HOMES = {
     "api": ("compare", "load_model", "run"),
     "config.settings": ("Settings",),
     "core.errors": ("DataError", "SettingError"),
     "core.rng": ("Purpose", "random_stream"),
+    "data.augment": ("AUGMENTATIONS", "Augmentation"),
     "data.dataset": ("DATASETS", "Dataset", "load_dataset"),
     "data.federation": ("Federation",),
     "data.partitions": ("PARTITIONS", "partition"),
     "data.pool": ("Normalize", "Pool"),
     "methods": ("METHODS", "FedAvg", "FedCat"),
+    "methods.aggregation": ("AGGREGATORS", "Aggregator"),
     "methods.average": ("weighted_mean",),
     "methods.base": ("Context", "Method", "ServerWork"),
     "methods.client_memory": ("ClientMemory",),
@@ -57,9 +63,11 @@ _HOMES = {
     "methods.selection": ("SELECTORS",),
     "methods.server_optimizer": ("SERVER_OPTIMIZERS", "ServerOptimizer"),
     "models.layout": ("Layout",),
+    "models.losses": ("LOSSES",),
     "models.metrics": ("METRICS", "ClientScores", "Metric"),
     "models.nets": ("NETS",),
     "protocol.hop": ("Hop", "HopId"),
+    "protocol.local_optimizer": ("OPTIMIZERS", "LocalOptimizer"),
     "protocol.local_rule": ("Batch", "LocalRule", "LossInputs"),
     "protocol.reply": ("Reply", "Status"),
     "protocol.task": ("Task",),
@@ -69,7 +77,7 @@ _HOMES = {
     "runs.history": ("Record",),
     "runs.result": ("Result",),
     "runs.run": ("Run",),
-    "runs.summary": ("Choice", "Figures", "RunSummary"),
+    "runs.summary": ("Choice", "Decisions", "Figures", "RunSummary"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -89,13 +97,19 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AGGREGATORS",
+    "AUGMENTATIONS",
     "DATASETS",
+    "LOSSES",
     "METHODS",
     "METRICS",
     "NETS",
+    "OPTIMIZERS",
     "PARTITIONS",
     "SELECTORS",
     "SERVER_OPTIMIZERS",
+    "Aggregator",
+    "Augmentation",
     "Batch",
     "Callback",
     "Choice",
@@ -105,6 +119,7 @@ __all__ = [
     "Context",
     "DataError",
     "Dataset",
+    "Decisions",
     "Driver",
     "FedAvg",
     "FedCat",
@@ -113,6 +128,7 @@ __all__ = [
     "Hop",
     "HopId",
     "Layout",
+    "LocalOptimizer",
     "LocalRule",
     "LossInputs",
     "Method",

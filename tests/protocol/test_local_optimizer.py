@@ -78,7 +78,7 @@ def test_any_class_of_pytorch_trains_one_client_after_another(name):
     words = {"dataset": "digits", "method": "fedavg", "rounds": 2, "epochs": 1, "lr": 0.003, "optimizer": name}
     with pytest.warns(UserWarning, match="engine sequential: the optimizer is not sgd, adam or adamw"):
         result = fedcat.run(**words)
-    assert result.summary.decisions["engine"] == "sequential"
+    assert result.summary.decisions.engine == "sequential"
     assert result.settings.optimizer == name
     with pytest.warns(UserWarning, match="engine sequential"):
         other = fedcat.run(**words, weight_decay=0.3)

@@ -161,7 +161,7 @@ def test_a_net_that_cannot_be_stacked_runs_and_says_why():
             return super().forward(nn.functional.dropout(x, 0.5, self.training))
 
     result = fedcat.run(net=Dropping, engine="stacked", **SHORT)
-    assert result.summary.decisions["engine"] == "sequential"
+    assert result.summary.decisions.engine == "sequential"
     assert result.summary.notes == [
         "engine sequential: the net cannot be stacked: its forward pass draws random numbers (dropout), which every "
         "client must draw for itself"

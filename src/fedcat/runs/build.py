@@ -38,7 +38,8 @@ from fedcat.models.nets import check_outputs, net_builder
 from fedcat.models.traits import traits
 from fedcat.protocol.local_optimizer import make_optimizer
 from fedcat.protocol.task import Task
-from fedcat.runs.run import Decisions, Run
+from fedcat.runs.run import Run
+from fedcat.runs.summary import Decisions
 
 ONE_AT_A_TIME = RLock()
 """Held while a run is built and while it is executed: PyTorch's random generators and threads belong to the process."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,42 +21,17 @@ from fedcat.protocol.ledger import Ledger
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.reply_check import NOT_FINITE, ReplyCheck
 from fedcat.protocol.task import Task
-from fedcat.runs.callbacks import Callback
 from fedcat.runs.history import Record
+from fedcat.runs.lifecycle import Lifecycle
 from fedcat.runs.result import Result
-from fedcat.runs.summary import Figures, RunSummary, choose, figures_of
-from fedcat.version import __version__
+from fedcat.runs.summary import Decisions, RunSummary, summarize
 
 STATE_VERSION = 1
 HELD_OUT = ("validation", "client_test")
 """The clients' own data that the global model is evaluated on."""
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """What the builder decided, as opposed to what the user asked for.
-
-    Attributes
-    ----------
-    device : str
-        Where the run trains.
-    engine, reason : str
-        How, and why so.
-    exact : bool
-        Whether no bit depends on what else runs in the comparison.
-    workers, threads : int
-        Training processes, and PyTorch's threads.
-    """
-
-    device: str
-    engine: str
-    reason: str
-    exact: bool
-    workers: int
-    threads: int
-
-
-class Run:
+class Run(Lifecycle):
     """One method on one federation with one seed, from its first round to its last.
 
     Parameters
@@ -86,22 +57,16 @@ class Run:
 
     Attributes
     ----------
-    history : list of Record
-        The rounds that are complete.
     ledger : Ledger
         The traffic.
     seconds : float
         The time taken so far.
     alone : bool
         Whether nothing ran beside it, so that its seconds are measured and not a share.
-    callbacks : list of Callback
-        Who is told.
-    resumed : bool
-        Whether it continues from a state.
-    error : BaseException or None
-        Why it failed.
     clients : list or None
         The final model's metrics on each client's own data, if they are wanted.
+
+    See `Lifecycle` for its history, callbacks, status and notes.
     """
 
     def __init__(
@@ -116,43 +81,22 @@ class Run:
         metrics: Sequence[Any] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        self.name, self.settings, self.decisions, self.federation = name, settings, decisions, federation
+        super().__init__(name, notes)
+        self.settings, self.decisions, self.federation = settings, decisions, federation
         self.method, self.task, self.engine = method, task, engine
         self.metrics = make_metrics(metrics, task.loss, federation.classes > 0)
         self.monitor = make_monitor(settings.monitor, self.metrics)
-        self.early_notes, self.late_notes = tuple(notes), list[str]()
         self.ledger = Ledger()
         self.reply_check = ReplyCheck(task.layout.size, task.layout.dtype, settings.bound)
-        self.history: list[Record] = []
         self.seconds = 0.0
         self.alone = True
-        self.callbacks: list[Callback] = []
-        self.resumed = False
-        self.error: BaseException | None = None
         self.clients: list[dict[str, Any]] | None = None
-        self._status = ""
-        self._stopping = False
         self._closed = False
 
     @property
     def rounds(self) -> int:
         """The number of rounds to run."""
         return self.settings.rounds
-
-    @property
-    def done(self) -> bool:
-        """Whether there is nothing left to do: all rounds are recorded, or the run was stopped or failed."""
-        return bool(self._status) or self._stopping or len(self.history) >= self.rounds
-
-    @property
-    def status(self) -> str:
-        """How the run ended, see `RunSummary`; ``running`` before its end."""
-        return self._status or "running"
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines that the user should read."""
-        return [*self.early_notes, *self.late_notes]
 
     # Training
 
@@ -281,61 +225,17 @@ class Run:
         else:
             self.ledger.evaluation += down + up
 
-    # Beginning and end
-
-    def tell(self, event: str, *given: Any) -> None:
-        """Tell the callbacks of an event; an exception in one of them ends the run as failed."""
-        for callback in self.callbacks:
-            with self._failing_alone(f"{event} of the callback {type(callback).__name__}"):
-                getattr(callback, event)(self, *given)
-
-    @contextmanager
-    def _failing_alone(self, what: str) -> Iterator[None]:
-        """Turn an exception into the failure of this run, so that the others go on."""
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"in {what}, run {self.name!r}")
-            self.error = self.error or error
-            self._stopping = True
-
-    def stop(self, why: str = "") -> None:
-        """Stop this run at the end of the round; the others go on."""
-        self._stopping = True
-        if self.error is None and not self._status:
-            reason = f": {why}" if why else ""
-            self.late_notes.append(f"stopped after round {len(self.history)} of {self.rounds}{reason}")
-
-    def end(self, cause: BaseException | None = None) -> None:
-        """End the run and tell the callbacks; `cause` is what ended it before it was done."""
-        if self._status:
-            return
-        if cause is not None and not self.done:
-            self.error = cause
-        if self.settings.per_client and self.error is None:
-            with self._failing_alone("the evaluation on each client"):
-                self.clients = self.client_scores().rows()
-        self._status = self._how_it_ended()
-        self.late_notes += self._closing_notes()
-        self.tell("on_end")
-        if isinstance(self.error, Exception) and self._status != "failed":  # a callback failed at the end
-            self._status = "failed"
-            self.late_notes.append(_described(self.error))
-
-    def _how_it_ended(self) -> str:
-        if isinstance(self.error, KeyboardInterrupt):
-            return "interrupted"
-        if self.error is not None:
-            return "failed"
-        if len(self.history) < self.rounds:
-            return "stopped"
-        return "finished" if any(hop.arrived for record in self.history for hop in record.hops) else "untrained"
+    def _finish(self) -> None:
+        """Evaluate the final model on each client, if that is wanted."""
+        if self.settings.per_client:
+            self.clients = self.client_scores().rows()
 
     def _closing_notes(self) -> list[str]:
-        notes = [] if self._status != "failed" or self.error is None else [_described(self.error)]
+        """Return notes on replies that are missing and on numbers that are not finite."""
+        notes = []
         lost = [hop for record in self.history for hop in record.lost]
         hops = sum(len(record.hops) for record in self.history)
-        if lost and self._status == "untrained":
+        if lost and self.status == "untrained":
             first = f"the first hop was {lost[0].status}: {lost[0].why}"
             notes.append(f"no hop arrived: the model is the initial one; {first}")
         elif lost:
@@ -343,7 +243,7 @@ class Run:
             notes.append(f"the replies of {len(lost)} of {hops} hops are missing; {first}")
         if any(NOT_FINITE in hop.why for hop in lost):
             notes[-1] += "; training diverges, try a smaller lr"
-        if self._status != "failed" and not torch.isfinite(self.method.models()["global"]).all():
+        if self.status != "failed" and not torch.isfinite(self.method.models()["global"]).all():
             notes.append("the global model contains numbers that are not finite")
         return notes
 
@@ -353,46 +253,7 @@ class Run:
 
     def summary(self) -> RunSummary:
         """Return what the run has given so far."""
-        layout, history = self.task.layout, self.history
-        figures = figures_of(history, self.metrics)
-        if self.status in ("stopped", "interrupted") and self.rows() and not (history and history[-1].evaluated):
-            figures["global"] = {
-                name: Figures(value, figures["global"][name].best, figures["global"][name].last_five)
-                for name, value in self.score().items()
-            }
-        last = next((record for record in reversed(history) if record.evaluated), Record(0))
-        hops = sum(len(record.hops) for record in history)
-        return RunSummary(
-            name=self.name,
-            status=self.status,
-            rounds=len(history),
-            monitor=self.monitor.name,
-            metrics=figures,
-            chosen=choose(history, self.monitor),
-            validation=last.validation,
-            client_test=last.client_test,
-            bytes={"up": self.ledger.up, "down": self.ledger.down, "evaluation": self.ledger.evaluation},
-            relative_traffic=self.ledger.total / (2 * hops * layout.size * layout.dtype.itemsize) if hops else None,
-            seconds=round(self.seconds, 3),
-            seconds_estimated=not self.alone,
-            decisions=asdict(self.decisions),
-            kernels=self.engine.kernels(self.task),
-            device_name=torch.cuda.get_device_name(layout.device)
-            if layout.device.type == "cuda"
-            else platform.machine(),
-            net={"parameters": layout.parameter_size, "buffers": layout.size - layout.parameter_size},
-            input_shape=list(self.federation.train.shape),
-            classes=self.federation.classes,
-            outputs=self.federation.outputs,
-            partition_hash=self.federation.hash,
-            versions={
-                "fedcat": __version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
-            notes=self.notes,
-        )
+        return summarize(self)
 
     def result(self, folder: Path | None = None, unwritten: str = "") -> Result:
         """Return the result of a run that has ended; `folder` is where it was written, `unwritten` why not wholly."""
@@ -463,8 +324,3 @@ class Run:
                 callback.restore(waiting.pop(place))
                 names.pop(place)
         self.resumed = True
-
-
-def _described(error: BaseException) -> str:
-    where = getattr(error, "__notes__", [])
-    return f"{type(error).__name__}: {error}" + (f" ({where[0]})" if where else "")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from fedcat.core.errors import SettingError
 from fedcat.models.metrics import Metric
 from fedcat.runs.history import Record
+from fedcat.version import __version__
+
+if TYPE_CHECKING:
+    from fedcat.runs.run import Run
 
 VERSION = 2
 """The version of run.json and of the history; 1 had no hops and no metrics besides accuracy and loss."""
@@ -63,6 +71,30 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Decisions:
+    """What the builder decided, as opposed to what the user asked for.
+
+    Attributes
+    ----------
+    device : str
+        Where the run trains.
+    engine, reason : str
+        How, and why so.
+    exact : bool
+        Whether no bit depends on what else runs in the comparison.
+    workers, threads : int
+        Training processes, and PyTorch's threads.
+    """
+
+    device: str
+    engine: str
+    reason: str
+    exact: bool
+    workers: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """What a run gave.
 
@@ -89,8 +121,8 @@ class RunSummary:
         Training traffic relative to one model down and one up per hop, which is FedAvg's.
     seconds, seconds_estimated : float, bool
         Seconds, and whether they are an estimate because other runs shared launches.
-    decisions : mapping
-        What the builder decided: device, engine, threads.
+    decisions : Decisions
+        What the builder decided.
     kernels, device_name : str
         What computed the steps, and on what.
     net : mapping
@@ -119,7 +151,7 @@ class RunSummary:
     relative_traffic: float | None
     seconds: float
     seconds_estimated: bool
-    decisions: dict[str, Any]
+    decisions: Decisions
     kernels: str
     device_name: str
     net: dict[str, int]
@@ -156,8 +188,50 @@ class RunSummary:
             model: {name: Figures(**figures) for name, figures in found.items()}
             for model, found in plain["metrics"].items()
         }
+        given["decisions"] = Decisions(**plain["decisions"])
         given["chosen"] = None if plain["chosen"] is None else Choice(**plain["chosen"])
         return cls(**given)
+
+
+def summarize(run: Run) -> RunSummary:
+    """Return what a run has given so far."""
+    layout, federation, history, ledger = run.task.layout, run.federation, run.history, run.ledger
+    figures = figures_of(history, run.metrics)
+    if run.status in ("stopped", "interrupted") and run.rows() and not (history and history[-1].evaluated):
+        for name, value in run.score().items():
+            figures["global"][name] = replace(figures["global"][name], final=value)
+    last = next((record for record in reversed(history) if record.evaluated), Record(0))
+    hops = sum(len(record.hops) for record in history)
+    cuda = layout.device.type == "cuda"
+    return RunSummary(
+        name=run.name,
+        status=run.status,
+        rounds=len(history),
+        monitor=run.monitor.name,
+        metrics=figures,
+        chosen=choose(history, run.monitor),
+        validation=last.validation,
+        client_test=last.client_test,
+        bytes={"up": ledger.up, "down": ledger.down, "evaluation": ledger.evaluation},
+        relative_traffic=ledger.total / (2 * hops * layout.size * layout.dtype.itemsize) if hops else None,
+        seconds=round(run.seconds, 3),
+        seconds_estimated=not run.alone,
+        decisions=run.decisions,
+        kernels=run.engine.kernels(run.task),
+        device_name=torch.cuda.get_device_name(layout.device) if cuda else platform.machine(),
+        net={"parameters": layout.parameter_size, "buffers": layout.size - layout.parameter_size},
+        input_shape=list(federation.train.shape),
+        classes=federation.classes,
+        outputs=federation.outputs,
+        partition_hash=federation.hash,
+        versions={
+            "fedcat": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        notes=run.notes,
+    )
 
 
 def figures_of(history: Sequence[Record], metrics: Mapping[str, Metric]) -> dict[str, dict[str, Figures]]:

@@ -1,0 +1,122 @@
+"""The life of a run: who is told of its events, how it is stopped, and how it ends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fedcat.runs.callbacks import Callback
+from fedcat.runs.history import Record
+
+
+class Lifecycle(ABC):
+    """Begins, tells its callbacks what happens, and ends once.
+
+    Attributes
+    ----------
+    name : str
+        The run's name.
+    history : list of Record
+        The rounds that are complete.
+    callbacks : list of Callback
+        Who is told.
+    resumed : bool
+        Whether it continues from a state.
+    error : BaseException or None
+        Why it failed.
+    early_notes, late_notes : sequence of str
+        Lines that the user should read, before and after the rounds.
+    """
+
+    def __init__(self, name: str, notes: Sequence[str] = ()) -> None:
+        self.name = name
+        self.early_notes, self.late_notes = tuple(notes), list[str]()
+        self.history: list[Record] = []
+        self.callbacks: list[Callback] = []
+        self.resumed = False
+        self.error: BaseException | None = None
+        self._status = ""
+        self._stopping = False
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """The number of rounds to run."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Do what is left to do before the callbacks are told of the end."""
+
+    @abstractmethod
+    def _closing_notes(self) -> list[str]:
+        """Return what the user should read about the rounds."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do: all rounds are recorded, or the run was stopped or failed."""
+        return bool(self._status) or self._stopping or len(self.history) >= self.rounds
+
+    @property
+    def status(self) -> str:
+        """How the run ended, see `RunSummary`; ``running`` before its end."""
+        return self._status or "running"
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that the user should read."""
+        return [*self.early_notes, *self.late_notes]
+
+    def tell(self, event: str, *given: Any) -> None:
+        """Tell the callbacks of an event; an exception in one of them ends the run as failed."""
+        for callback in self.callbacks:
+            with self._failing_alone(f"{event} of the callback {type(callback).__name__}"):
+                getattr(callback, event)(self, *given)
+
+    @contextmanager
+    def _failing_alone(self, what: str) -> Iterator[None]:
+        """Turn an exception into the failure of this run, so that the others go on."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in {what}, run {self.name!r}")
+            self.error = self.error or error
+            self._stopping = True
+
+    def stop(self, why: str = "") -> None:
+        """Stop this run at the end of the round; the others go on."""
+        self._stopping = True
+        if self.error is None and not self._status:
+            reason = f": {why}" if why else ""
+            self.late_notes.append(f"stopped after round {len(self.history)} of {self.rounds}{reason}")
+
+    def end(self, cause: BaseException | None = None) -> None:
+        """End the run and tell the callbacks; `cause` is what ended it before it was done."""
+        if self._status:
+            return
+        if cause is not None and not self.done:
+            self.error = cause
+        if self.error is None:
+            with self._failing_alone("the evaluation on each client"):
+                self._finish()
+        self._status = self._outcome()
+        self.late_notes += [*([_described(self.error)] if self._status == "failed" else []), *self._closing_notes()]
+        self.tell("on_end")
+        if isinstance(self.error, Exception) and self._status != "failed":  # a callback failed at the end
+            self._status = "failed"
+            self.late_notes.append(_described(self.error))
+
+    def _outcome(self) -> str:
+        if isinstance(self.error, KeyboardInterrupt):
+            return "interrupted"
+        if self.error is not None:
+            return "failed"
+        if len(self.history) < self.rounds:
+            return "stopped"
+        return "finished" if any(hop.arrived for record in self.history for hop in record.hops) else "untrained"
+
+
+def _described(error: BaseException | None) -> str:
+    where = getattr(error, "__notes__", [])
+    return f"{type(error).__name__}: {error}" + (f" ({where[0]})" if where else "")
