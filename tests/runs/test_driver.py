@@ -123,6 +123,19 @@ def test_a_busy_client_of_a_late_hop_is_not_asked_again_before_it_has_answered()
     assert len(run.history) == 5
 
 
+def test_a_client_that_never_answers_stops_nobody_and_is_sent_nothing_more():
+    engine = Clocked({0: 10**6}, one_per_client=True)
+    run = simulate(FedAvg, FED, LAYOUT, engine, k=6, rounds=3)
+    drive(run, deadline=0.03)
+    lost = [hop for record in run.history for hop in record.lost]
+    assert [(hop.client, hop.status) for hop in lost] == [(0, "late")] * 3
+    assert [hop.why.split()[0] for hop in lost] == ["no", "the", "the"]  # no reply; the client was busy
+    model = LAYOUT.size * 8
+    assert [hop.down for hop in lost] == [model, 0, 0]
+    assert (run.ledger.down, run.ledger.up) == (16 * model, 15 * model)
+    assert run.history[-1].down == run.ledger.down
+
+
 def test_replies_that_nobody_asked_for_change_nothing():
     class Chatty(engines.SequentialEngine):
         def train(self, jobs):

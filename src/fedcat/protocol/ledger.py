@@ -69,6 +69,12 @@ class Ledger:
             self._hops[hop.id] = HopRecord(hop.round, hop.copy, hop.attempt, hop.client, hop.bytes_down)
             self.down += hop.bytes_down
 
+    def never_sent(self, hop: Hop) -> None:
+        """Take back the bytes of a hop that was given up before it was sent."""
+        record = self._hops[hop.id]
+        self.down -= record.down
+        record.down = 0
+
     def received(self, hop: Hop, reply: Reply) -> None:
         """Count the bytes of a reply and note how its hop ended."""
         record = self._hops[hop.id]

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from fedcat.engines.base import Engine, Job
+from fedcat.engines.base import Engine
 from fedcat.engines.evaluation import Scores, evaluate
 from fedcat.methods.base import run_server_work
 from fedcat.models.metrics import ClientScores
@@ -23,8 +23,8 @@ Name = tuple[str, HopId]
 """Names a hop among all runs."""
 
 
-class Sent(NamedTuple):
-    """A hop that an engine owes a reply for, and when it is given up."""
+class Planned(NamedTuple):
+    """A hop that is on its way or waits for its client, and when it is given up."""
 
     run: Run
     hop: Hop
@@ -45,7 +45,7 @@ class Driver:
     barrier : bool
         Whether a round waits for all of its replies before anything else starts.
     deadline : float, optional
-        Seconds after which a hop that was submitted is given up as late. Bytes that come later are counted.
+        Seconds after which a hop that was planned is given up as late. Bytes that come later are counted.
     """
 
     def __init__(self, runs: Sequence[Run], barrier: bool = True, deadline: float | None = None) -> None:
@@ -53,9 +53,9 @@ class Driver:
         if len(self.runs) < len(runs):
             raise ValueError(f"runs must have different names, got {sorted(run.name for run in runs)}")
         self.barrier, self.deadline = barrier, deadline
-        self._owed: dict[Name, Sent] = {}
-        self._late: dict[Name, Sent] = {}
-        self._held: list[Job] = []
+        self._held: dict[Name, Planned] = {}  # their clients are busy
+        self._owed: dict[Name, Planned] = {}  # an engine has them
+        self._late: dict[Name, Planned] = {}  # an engine has them, but they were given up
         self._started = False
 
     @property
@@ -95,7 +95,7 @@ class Driver:
         for engine in dict.fromkeys(run.engine for run in self.active):
             group = [run for run in self.active if run.engine is engine]
             for run in group:
-                self._submit(run)
+                self._plan(run)
             replies: dict[str, list[Reply]] = {run.name: [] for run in group}
             for reply in self._collect(engine):
                 if reply.run in replies:  # a run that was stopped takes no more
@@ -105,25 +105,22 @@ class Driver:
             self._work(group)
         self._record()
 
-    def _submit(self, run: Run) -> None:
-        """Queue the hops of a run that can start now; those of a client that is busy wait for it."""
-        jobs = _timed(run, partial(run.plan, None if self.barrier else run.rounds))
-        self._send([*(job for job in self._held if job[0].run == run.name), *jobs])
-
-    def _send(self, jobs: Sequence[Job]) -> None:
-        self._held = [job for job in self._held if job not in jobs]
+    def _plan(self, run: Run) -> None:
+        """Submit the hops of a run that can start now; those of a client that is busy wait for it."""
+        hops = _timed(run, partial(run.plan, None if self.barrier else run.rounds))
         end = math.inf if self.deadline is None else time.monotonic() + self.deadline
-        for task, hop in jobs:
-            run = self.runs[task.run]
-            if run.engine.one_per_client and self._busy(run, hop.client):
-                self._held.append((task, hop))
-                continue
-            self._owed[run.name, hop.id] = Sent(run, hop, end)
-            run.engine.submit([(task, hop)])
+        for _, hop in hops:
+            self._submit((run.name, hop.id), Planned(run, hop, end))
 
-    def _busy(self, run: Run, client: int) -> bool:
-        away = (*self._owed.values(), *self._late.values())
-        return any(sent.run is run and sent.hop.client == client for sent in away)
+    def _submit(self, name: Name, planned: Planned) -> None:
+        run, hop, _ = planned
+        waits = run.engine.one_per_client and any(
+            other.run is run and other.hop.client == hop.client
+            for other in (*self._owed.values(), *self._late.values())
+        )
+        (self._held if waits else self._owed)[name] = planned
+        if not waits:
+            run.engine.submit([(run.task, hop)])
 
     def _collect(self, engine: Engine) -> list[Reply]:
         """Return the replies that end hops: of the whole round with a barrier, else at least one."""
@@ -132,17 +129,19 @@ class Driver:
         replies: list[Reply] = []
         while self._waiting(engine) and (self.barrier or not replies):
             replies += self._receive(engine)
-            self._send([job for job in self._held if self.runs[job[0].run].engine is engine])
+            for name, planned in list(self._held.items()):
+                if planned.run.engine is engine:
+                    del self._held[name]
+                    self._submit(name, planned)
         return replies
 
-    def _waiting(self, engine: Engine) -> bool:
-        held = any(self.runs[task.run].engine is engine for task, _ in self._held)
-        return held or any(sent.run.engine is engine for sent in self._owed.values())
+    def _waiting(self, engine: Engine) -> list[Planned]:
+        """Return the hops that the engine owes, and those that wait for their clients."""
+        return [planned for planned in (*self._owed.values(), *self._held.values()) if planned.run.engine is engine]
 
     def _receive(self, engine: Engine) -> list[Reply]:
         """Wait for replies or for the next deadline; a reply that was given up or is repeated ends nothing."""
-        ends = [sent.deadline for sent in self._owed.values() if sent.run.engine is engine]
-        first = min(ends, default=math.inf)
+        first = min(planned.deadline for planned in self._waiting(engine))
         begin = time.perf_counter()
         found = engine.collect(None if math.isinf(first) else max(0.0, first - time.monotonic()))
         self._share(found, time.perf_counter() - begin, engine)
@@ -153,12 +152,22 @@ class Driver:
                 late.run.came_late(late.hop, reply)
             elif self._owed.pop((reply.run, reply.hop), None) is not None:
                 ended.append(reply)
-        now = time.monotonic()
-        for name, sent in list(self._owed.items()):
-            if sent.deadline <= now and sent.run.engine is engine:
+        return [*ended, *self._give_up(engine)]
+
+    def _give_up(self, engine: Engine) -> list[Reply]:
+        """Return late replies for the hops whose deadline has passed."""
+        now, ended = time.monotonic(), []
+        for name, (run, hop, deadline) in [*self._owed.items(), *self._held.items()]:
+            if deadline > now or run.engine is not engine:
+                continue
+            if name in self._owed:
                 self._late[name] = self._owed.pop(name)
                 why = f"no reply within {self.deadline:g} s"
-                ended.append(Reply.lost(sent.hop, Status.LATE, why, sent.run.name))
+            else:
+                del self._held[name]
+                run.ledger.never_sent(hop)
+                why = f"the client was busy for {self.deadline:g} s"
+            ended.append(Reply.lost(hop, Status.LATE, why, run.name))
         return ended
 
     def _share(self, replies: Sequence[Reply], elapsed: float, engine: Engine) -> None:
