@@ -17,7 +17,7 @@ from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.nets import NETS, net_builder
 from fedcat.runs.build import Builder
-from fedcat.runs.callbacks import CallbackPart
+from fedcat.runs.callbacks import CallbackPart, check_list
 from fedcat.runs.comparison import Comparison, VariantResult
 from fedcat.runs.folder import SETTINGS, model_path, models_in, read_model, read_summary
 from fedcat.runs.progress import ProgressDisplay
@@ -66,7 +66,7 @@ def run(
     built = Builder().build(given, SettingsFile.read(settings, trust, given))
     _warn(built.early_notes)
     shown = [ProgressDisplay(Console(highlight=False), [built], [built.settings.method])] if progress else []
-    result = execute([built], None if out is None else [Path(out)], [*shown, *callbacks])[0]
+    result = execute([built], None if out is None else [Path(out)], [*shown, *check_list(callbacks)])[0]
     if result.error is not None:
         raise result.error
     _warn(built.late_notes)
@@ -95,7 +95,7 @@ def compare(
     _warn(comparison.notes)
     labels = [label for label in comparison.labels for _ in comparison.seeds]
     shown = [ProgressDisplay(Console(highlight=False), comparison.runs, labels)] if progress else []
-    found = comparison.run([*shown, *callbacks])
+    found = comparison.run([*shown, *check_list(callbacks)])
     _warn(comparison.late_notes)
     return found
 

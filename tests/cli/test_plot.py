@@ -46,7 +46,7 @@ def test_a_run_is_plotted_with_its_other_models_and_validation_data(fedcat_comma
     assert fedcat_command("plot", "r")[0] == 0
     history = read_history(Path("r"))
     labels = [curve.label for curve in _models(history, "accuracy", "rounds", 1)]
-    assert labels == ["global model", "average", "validation data of the clients"]
+    assert labels == ["global model", "average", "clients' validation data"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_parts_of_local_training_are_flags(fedcat_command):
     code, out, _ = fedcat_command("run", "--method", "fedavg", "--lr", "0.003", *words, "--out", "r", *SHORT)
     assert code == 0
     again = fedcat.run(settings="r/settings.toml")
-    assert again.settings.optimizer_options == {"beta1": 0.8}
+    assert again.settings.optimizer_options == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8}
     assert (again.settings.augment, again.settings.loss) == (["flip", "crop"], "label-smoothing")
     assert again.history[-1].metrics == read_history(Path("r"))[-1].metrics
     assert "optimizer adam, beta1 0.8" in out
@@ -116,6 +116,33 @@ def test_own_parts_on_the_command_line(fedcat_command):
     assert code == 2
     assert "would import the module 'mine' and run its code" in err
     assert fedcat_command("run", "r/settings.toml", "--trust")[0] == 0
+
+
+def test_naming_a_files_part_again_keeps_its_options(fedcat_command):
+    Path("base.toml").write_text('optimizer = "adam"\nlr = 0.003\n[optimizer_options]\nbeta1 = 0.5\n')
+    assert fedcat_command("run", "base.toml", "--optimizer", "adam", "--out", "a", *SHORT)[0] == 0
+    assert "beta1 = 0.5" in Path("a/settings.toml").read_text()
+    _, _, err = fedcat_command("run", "base.toml", "--optimizer", "sgd", "--out", "b", *SHORT)
+    assert "ignored from base.toml" in err
+    assert "optimizer_beta1" in err
+
+
+def test_a_comparison_shows_its_other_metrics_and_what_the_means_are_over(fedcat_command):
+    _, out, _ = fedcat_command("compare", "--seeds", "1", "--metrics", "macro-f1", *SHORT)
+    assert "last five: mean of the 2 evaluations" in out
+    assert "macro-f1, %" in out
+    _, out, _ = fedcat_command("run", "--method", "fedavg", *SHORT)
+    assert "mean of the 2 evaluations" in out
+
+
+def test_data_with_values_and_files_with_own_parts_are_shown(fedcat_command):
+    rng = np.random.default_rng(0)
+    np.savez("a.npz", x=rng.normal(size=(40, 3)), y=rng.normal(size=40))
+    code, out, _ = fedcat_command("data", "show", "npz", "-d", "path=a.npz", "--clients", "4", "--min-samples", "1")
+    assert code == 0
+    assert "one value per sample; samples per client: 8 to 8, median 8" in out
+    Path("own.toml").write_text('dataset = "digits"\nloss = "mine:loss"\naggregator = "mine:a"\n')
+    assert fedcat_command("data", "show", "own.toml", "--no-plot")[0] == 0
 
 
 def test_lists(fedcat_command):

@@ -60,7 +60,7 @@ def test_the_result_shares_no_table_with_its_layers():
         ({"method": "fedcat", "evaluate": ["mean"]}, {"method": "fedcat"}, set()),
         ({"method": "fedcat", "evaluate": ["mean"]}, {"lr": 0.1}, set()),
         ({"method": None, "evaluate": ["mean"]}, {"method": "fedavg"}, set()),
-        ({"server_optimizer": "adam", "server_options": {"lr": 1}}, {"server_optimizer": "adam"}, {"server_options"}),
+        ({"server_optimizer": "adam", "server_options": {"lr": 1}}, {"server_optimizer": "adam"}, set()),
         ({"server_optimizer": "adam"}, {"server_options": {"lr": 1}}, set()),
         ({"per_round": 3, "fraction": 0.1}, {"fraction": 0.1}, {"per_round"}),
         ({"dataset": "mnist", "dataset_options": {"mean": [0.5]}}, {"dataset_options": {"std": [0.5]}}, set()),

@@ -169,7 +169,7 @@ def test_labels_show_values_as_they_are_written():
         name = "mine"
 
     assert labels(["fedavg"], {"clip": [None, 1.0]}) == ["fedavg clip=None", "fedavg clip=1.0"]
-    assert labels(["fedavg"], {"evaluate": [[]]}) == ["fedavg evaluate=[]"]
+    assert labels(["fedavg"], {"evaluate": [[]]}) == ["fedavg evaluate=none"]
     assert labels(["fedavg"], {"net": [Mine()]}) == ["fedavg net=mine"]
 
     class Own(ServerOptimizer):

@@ -98,6 +98,28 @@ def test_what_is_no_augmentation_is_refused(augment, message):
         fedcat.run(augment=augment, **SHORT)
 
 
+def test_the_trial_leaves_the_data_alone():
+    x = np.random.default_rng(0).normal(size=(60, 1, 4, 4)).astype(np.float32)
+    data = fedcat.Dataset.from_arrays(x, (x[:, 0, 0, 0] > 0).astype(int))
+    before = data.train.x.clone()
+
+    def in_place(x, u):
+        x += u[:, 0, None, None, None]
+        return x
+
+    fedcat.run(dataset=data, net="mlp", augment=[in_place], clients=4, rounds=1, method="fedavg", min_samples=1)
+    assert torch.equal(data.train.x, before)
+
+
+def test_more_numbers_can_be_asked_for():
+    def last(x, u):
+        return x + u[:, 7, None, None, None]
+
+    with pytest.raises(SettingError, match=r"augment 'last' fails .* numbers=N\) asks for N numbers per sample"):
+        fedcat.run(augment=[last], **SHORT)
+    assert fedcat.run(augment=[Augmentation(last, numbers=8)], **SHORT).settings.augment == ["<last>"]
+
+
 def test_flips_need_images():
     with pytest.raises(SettingError, match=r"'flip' needs images \[channels, height, width\], got shape \(5,\)"):
         make_augment([FLIP], torch.zeros(4, 5))

@@ -129,6 +129,43 @@ def test_a_test_set_that_is_held_out_of_owners_knows_them():
     assert fed.hold_out(validation=0.5).client_test is fed.test_set
 
 
+def test_clients_without_a_value_are_left_out_of_the_spread(tmp_path):
+    def rare(outputs, labels):
+        return (outputs.argmax(-1) == labels)[labels > 7].double().mean()
+
+    words = {**SHORT, "alpha": 0.1, "client_test": 0.2, "validation": 0.2, "per_client": True}
+    result = fedcat.run(metrics=[rare], monitor="rare", out=tmp_path / "run", **words)
+    values = np.array([row["rare"] for row in result.clients])
+    assert np.isnan(values).any()
+    assert result.summary.client_test["rare"]["mean"] == pytest.approx(np.nanmean(values))
+    assert result.summary.chosen is not None
+    for name in ("run.json", "clients.json"):
+        json.loads((tmp_path / "run" / name).read_text(), parse_constant=lambda text: pytest.fail(text))
+
+
+@pytest.mark.parametrize(
+    ("owner", "message"),
+    [
+        ([0, 1], "one client index for each of the 12 test samples"),
+        (["a"] * 12, "one client index for each"),
+        ([9] * 12, r"test_owner must be in -1 .. 1, got 9 .. 9"),
+    ],
+)
+def test_owners_of_test_samples_that_do_not_fit_are_refused(owner, message):
+    fed = federation([5, 4])
+    with pytest.raises(SettingError, match=message):
+        fedcat.Federation(fed.train, fed.test, np.repeat([0, 1], [5, 4]), test_owner=owner)
+    nobody = fedcat.Federation(fed.train, fed.test, np.repeat([0, 1], [5, 4]), test_owner=[-1] * 12)
+    assert nobody.client_test is None
+
+
+def test_what_a_federation_holds_out_has_a_seed_of_its_own():
+    fed = federation([15, 14, 12])
+    words = {"dataset": fed, "net": "mlp", "method": "fedavg", "rounds": 1, "client_test": 0.3, "dtype": "float64"}
+    hashes = {fedcat.run(seed=seed, data_seed=0, **words).summary.partition_hash for seed in (0, 1)}
+    assert len(hashes) == 1
+
+
 def test_owners_in_items_and_in_a_file(tmp_path):
     number = np.unique(OWNER, return_inverse=True)[1]
     tensors = [torch.from_numpy(part) for part in (X, Y, number)]

@@ -25,9 +25,11 @@ from hypothesis.strategies import booleans, integers
 
 from fedcat import engines
 from fedcat.core.options import options as options_of
+from fedcat.data.augment import Augment, Augmentation, flip
 from fedcat.methods import METHODS
 from fedcat.methods.base import declared
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.protocol.local_optimizer import Adam
 from fedcat.protocol.reply import Reply, Status
 from fedcat.runs.build import Builder
 from fedcat.runs.driver import Driver
@@ -54,6 +56,11 @@ VARIANTS = [
 
 def made(name, layout, engine, options=None, **words):
     words = {"rounds": 6, "k": 3, "lr": 0.02, "momentum": 0.5, **words}
+    server, local = words.pop("server", None), words.pop("local", None)
+    if local is not None:
+        words["optimizer"] = local
+    if server is not None:
+        words["server_optimizer"] = SERVER_OPTIMIZERS.get(server)(0.5)
     return simulate(
         METHODS.get(name), FED, layout, engine, options={**OPTIONS.get(name, {}), **(options or {})}, **words
     )
@@ -90,7 +97,17 @@ def test_replies_that_are_late_and_out_of_order_give_the_bits_of_a_barrier(name,
     same(one_by_one(made(name, layout, engine, options, **words), seed=1), whole)
 
 
-@pytest.mark.parametrize(("name", "options", "words"), VARIANTS)
+RESTORED = [
+    *VARIANTS,
+    ("fedcat", {}, {"server": "momentum", "average": 0.8}),
+    ("fedcat", {}, {"server": "adam", "local": Adam(), "augment": Augment((Augmentation(flip),))}),
+    ("fedcluster", {}, {"server": "momentum", "average": 0.5}),
+    ("scaffold", {}, {"server": "adam", "average": 0.8}),
+    ("fedgen", {}, {"server": "momentum"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "words"), RESTORED)
 def test_a_restore_at_any_moment_changes_no_bit(name, options, words):
     layout = layout_of(digits_net(), torch.float32)
     words = {"exact": True, "evaluate_every": 2, "run_name": name, **words}

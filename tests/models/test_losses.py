@@ -112,6 +112,7 @@ def test_fedgen_and_own_rules_use_the_loss_that_the_user_chose():
         ({"loss": "mse", "partition": "shards"}, "partition 'shards' divides by class"),
         ({"loss": "mse", "metrics": ["top5"]}, "metric 'top5' needs class labels"),
         ({"loss": "mse", "monitor": "accuracy"}, "monitor must be one of the metrics loss, got 'accuracy'"),
+        ({"loss": lambda o, t: torch.zeros(len(o))}, "has no gradient"),
         ({"loss": "msee"}, "unknown loss 'msee': did you mean 'mse'"),
     ],
 )
@@ -127,6 +128,21 @@ def test_a_loss_that_mixes_samples_is_refused_in_a_stack():
     with pytest.raises(SettingError, match="loss 'centered' changes if its batch is padded"):
         fedcat.run(dataset=line(), loss=centered, engine="stacked", **SHORT)
     assert fedcat.run(dataset=line(), loss=centered, engine="sequential", **SHORT).status == "finished"
+
+
+def test_a_branch_on_targets_is_refused_in_a_stack_with_the_cure():
+    def branching(outputs, targets):
+        return (outputs[:, 0] - targets) ** 2 if targets.sum() > 0 else (outputs[:, 0] - targets).abs()
+
+    with pytest.raises(SettingError, match=r"cannot run for several clients at once.*engine=.sequential"):
+        fedcat.run(dataset=line(), loss=branching, engine="stacked", **SHORT)
+    assert fedcat.run(dataset=line(), loss=branching, engine="sequential", **SHORT).status == "finished"
+
+
+def test_a_result_without_classes_has_a_loss_and_no_accuracy():
+    result = fedcat.run(dataset=line(), loss="mse", **SHORT)
+    assert (result.accuracy, result.loss) == (None, result.history[-1].loss)
+    assert result.metrics == result.history[-1].metrics
 
 
 def test_targets_are_labels_or_values_by_their_type():

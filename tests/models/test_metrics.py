@@ -57,7 +57,7 @@ def test_a_metric_sees_the_whole_set_once(monkeypatch):
         return outputs.max() - outputs.min()
 
     result = fedcat.run(metrics=[spread], monitor="spread", **SHORT)
-    assert seen == [(360, 360)] * 2
+    assert seen == [(100, 100), (360, 360), (360, 360)]  # a trial, then the whole set
     net, test = result.model(), result.federation.test
     outputs = net(test.inputs(slice(None), torch.float32))
     assert result.history[-1].metrics["spread"] == pytest.approx(float(outputs.max() - outputs.min()), rel=1e-5)
@@ -83,8 +83,11 @@ def test_a_comparison_by_another_metric(tmp_path):
     [
         ([3], "metric must be a function of \\(outputs, targets\\), got 3"),
         (["macrof1"], "unknown metric 'macrof1': did you mean 'macro-f1'"),
+        ([lambda o: 0.0], r"metric must be a function of \(outputs, targets\)"),
+        ([lambda o, t: None], "metric 'lambda' fails on outputs of shape"),
+        ([lambda o, t: 1 / 0], "ZeroDivisionError"),
         ("top5", "metrics must be a list, got 'top5'"),
-        ([lambda o, t: o], "metric 'lambda' must return a number or one number for each of the 360 samples"),
+        ([lambda o, t: o], "metric 'lambda' must return a number or one number for each of the 100 samples"),
         ([Metric(lambda o, t: 0.0, "loss")], "metrics must have different names, got 'loss' twice"),
     ],
 )
@@ -99,6 +102,12 @@ def test_the_monitor_is_the_first_metric_unless_another_is_named():
     assert make_monitor("", metrics).name == "accuracy"
     assert make_monitor("one", metrics).name == "one"
     assert make_monitor("", make_metrics([], cross_entropy, classes=False)).name == "loss"
+
+
+def test_a_metric_that_is_monitored_is_recorded():
+    result = fedcat.run(monitor="macro-f1", **SHORT)
+    assert list(result.history[-1].metrics) == ["accuracy", "loss", "macro-f1"]
+    assert list(fedcat.run(metrics=["loss"], **SHORT).history[-1].metrics) == ["accuracy", "loss"]
 
 
 def test_the_best_of_a_metric_may_be_its_least():

@@ -40,9 +40,9 @@ def test_bytes_of_a_round_do_not_depend_on_hops_that_run_ahead():
     ledger.forget(2)
     assert [e.round for e in ledger] == [2]
     assert [ledger.until(round) for round in (2, 3)] == [(200, 200), (300, 300)]
-    ledger.late(hop(0), 7)
+    ledger.add_up(hop(0), 7)
     assert ledger.until(2) == (200, 207)
-    ledger.late(hop(2), 5)
+    ledger.add_up(hop(2), 5)
     assert (ledger.until(2), ledger.until(3)) == ((200, 207), (300, 312))
 
 

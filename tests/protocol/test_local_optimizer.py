@@ -76,7 +76,7 @@ def test_an_optimizer_is_fresh_at_every_hop():
 @pytest.mark.parametrize("name", ["torch.optim:RMSprop", "torch.optim:Adagrad", "torch.optim:NAdam"])
 def test_any_class_of_pytorch_trains_one_client_after_another(name):
     words = {"dataset": "digits", "method": "fedavg", "rounds": 2, "epochs": 1, "lr": 0.003, "optimizer": name}
-    with pytest.warns(UserWarning, match="engine sequential: the optimizer is not sgd, adam or adamw"):
+    with pytest.warns(UserWarning, match="only the optimizers named sgd, adam and adamw can be stacked"):
         result = fedcat.run(**words)
     assert result.summary.decisions.engine == "sequential"
     assert result.settings.optimizer == name
@@ -91,7 +91,7 @@ def test_options_reach_the_optimizer():
     by_class = fedcat.run(optimizer=torch.optim.Adam, optimizer_options={"betas": (0.5, 0.999)}, **words)
     default = fedcat.run(optimizer="adam", **words)
     assert by_name.history[-1].loss == by_class.history[-1].loss != default.history[-1].loss
-    assert by_name.settings.optimizer_options == {"beta1": 0.5}
+    assert by_name.settings.optimizer_options == {"beta1": 0.5, "beta2": 0.999, "eps": 1e-8}
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,57 @@ def test_options_reach_the_optimizer():
         ({"optimizer": "adamm"}, "unknown optimizer 'adamm': did you mean 'adam'"),
         ({"optimizer": "torch.optim:RMSprop", "optimizer_options": {"lr": 1.0}}, "lr is a setting, not an option"),
         ({"optimizer": "torch.nn:Linear"}, "optimizer must be a name or a class of torch.optim"),
-        ({"optimizer_beta1": 0.5}, "optimizer 'sgd' has no options, got 'optimizer_beta1'"),
+        ({"optimizer_beta1": 0.5}, "optimizer_beta1 needs optimizer adam or adamw"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, message):
     with pytest.raises(SettingError, match=message):
         fedcat.run(dataset="digits", rounds=1, **given)
+
+
+def test_numbers_whose_default_is_a_whole_one():
+    words = {"dataset": "digits", "method": "fedavg", "rounds": 1, "epochs": 1, "engine": "sequential"}
+    given = {"optimizer": "torch.optim:SGD", "optimizer_options": {"momentum": 0.5}, "lr": 0.05}
+    theirs, ours = fedcat.run(**given, **words), fedcat.run(momentum=0.5, lr=0.05, **words)
+    assert theirs.history[-1].loss == pytest.approx(ours.history[-1].loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": torch.optim.LBFGS}, "evaluates the loss several times per step"),
+        ({"optimizer": torch.optim.Adam, "optimizer_options": {"betas": (2.0, 0.9)}}, "cannot train: Invalid beta"),
+    ],
+)
+def test_classes_that_cannot_train_clients_are_refused_before_the_first_round(given, message):
+    with pytest.raises(SettingError, match=message):
+        fedcat.run(dataset="digits", rounds=1, **given)
+
+
+def test_a_rate_that_was_made_for_sgd_is_noted():
+    with pytest.warns(UserWarning, match="lr 0.05 is meant for sgd, optimizer 'adam' may need another: set lr"):
+        fedcat.run(dataset="digits", method="fedavg", optimizer="adam", rounds=1, epochs=1)
+
+
+def test_one_method_of_a_comparison_may_have_its_own():
+    found = fedcat.compare(
+        ["fedavg", "scaffold"], 1, options={"fedavg": {"optimizer": "adam", "lr": 0.003}}, rounds=1, epochs=1
+    )
+    assert [variant.results[0].settings.optimizer for variant in found] == ["adam", "sgd"]
+
+
+def test_adam_in_float32_is_pytorchs_also_for_a_slow_mean():
+    p = torch.randn(1, 50)
+    for beta2 in (0.999, 0.99999):
+        optimizer = Adam(beta2=beta2)
+        one = p[0].clone().requires_grad_()
+        theirs, row, state = optimizer.of([one], 0.1, 0.0, 0.0), p.clone(), [torch.zeros_like(p) for _ in range(2)]
+        for step in range(1, 4):
+            g = torch.randn(50, generator=torch.Generator().manual_seed(step))
+            one.grad = g.clone()
+            theirs.step()
+            row = optimizer.step(row, g[None].clone(), state, torch.tensor(step), p.new_tensor([[0.1]]), p, None)
+        assert torch.allclose(row[0], one.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_momentum_beside_another_optimizer_is_noted():

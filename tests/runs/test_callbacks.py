@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from helpers import drive, federation, layout_of, simulate, small_net, step
@@ -133,8 +134,57 @@ def test_an_error_in_a_single_run_is_raised_after_it_was_written(tmp_path):
     assert any("my own mistake" in note for note in written["notes"])
 
 
+def test_a_late_failure_is_written_too(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        fedcat.run(method="fedavg", callbacks=[Broken("end")], out=tmp_path / "run", **SHORT)
+    written = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert written["status"] == "failed"
+    assert "my own mistake" in written["notes"][-1]
+
+
+def test_stopping_twice_or_in_the_last_round_is_said_once_or_not_at_all():
+    class Twice(fedcat.Callback):
+        def __init__(self, round):
+            self.round = round
+
+        def on_round(self, run, record):
+            if record.round == self.round:
+                run.stop("a")
+                run.stop("b")
+
+    early, late = (fedcat.run(method="fedavg", callbacks=[Twice(round)], **SHORT) for round in (2, 4))
+    assert [note for note in early.summary.notes if "stopped" in note] == ["stopped after round 2 of 4: a"]
+    assert (late.status, late.summary.notes) == ("finished", [])
+
+
+def test_a_run_that_fails_leaves_the_table_of_its_comparison(tmp_path):
+    """Two seeds of each method; one run of them is never evaluated."""
+    with pytest.warns(UserWarning, match="my own mistake"):
+        found = fedcat.compare(
+            ["fedavg", "fedprox"], 2, callbacks=[Broken("start", "fedavg-seed1")], out=tmp_path / "c", **SHORT
+        )
+    mean, deviation = found[0].mean_std("best")
+    assert math.isnan(mean)
+    assert math.isnan(deviation)
+    assert found[1].mean_std("best")[0] > 0
+    lines = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert lines[0]["best"] == {"mean": None, "std": None}
+    assert lines[0]["runs"][0]["best"] > 0
+    assert "nan" in repr(found[0])
+
+
+def test_a_misspelled_event_is_refused():
+    with pytest.raises(TypeError, match="has on_evaluation, which is no event: the events are on_start, on_evaluate"):
+
+        class Wrong(fedcat.Callback):
+            def on_evaluation(self, run, record):
+                pass
+
+
 def test_what_is_no_callback_is_refused(tmp_path):
-    for wrong in (3, dict, lambda: 5):
+    with pytest.raises(SettingError, match="callbacks must be a list, got"):
+        fedcat.run(callbacks=Noted(), **SHORT)
+    for wrong in (3, dict, lambda: 5, lambda run, record: None):
         with pytest.raises(SettingError, match="callbacks must be Callback objects or classes"):
             fedcat.run(callbacks=[wrong], out=tmp_path / "run", **SHORT)
     assert not (tmp_path / "run").exists()

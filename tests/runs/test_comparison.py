@@ -164,7 +164,8 @@ def test_tables_that_are_none_are_said():
 def test_labels_that_look_alike_in_a_file_name_are_told_apart():
     assert _file_names(["a b", "a/b", "ä", "ö"]) == ["1-a-b", "2-a-b", "ä", "ö"]
     assert _shown(None) == "None"
-    assert _shown([0.5]) == "[0.5]"
+    assert _shown([0.5, "x"]) == "0.5+x"
+    assert _shown([]) == "none"
 
 
 def test_differences_are_paired_by_seed(tmp_path):

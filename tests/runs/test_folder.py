@@ -60,7 +60,7 @@ def test_the_traffic_file_adds_up_to_the_history(finished):
     assert sum(int(line[4]) for line in lines[1:]) == last.down
     assert sum(int(line[5]) for line in lines[1:]) == last.up
     for record in finished.history:
-        mine = sorted(int(line[1]) for line in lines[1:] if int(line[0]) == record.round)
+        mine = sorted(int(line[1]) for line in lines[1:] if int(line[0]) == record.round and line[1])
         assert mine == sorted(record.clients)
 
 
@@ -283,7 +283,8 @@ def test_an_interrupt_keeps_what_there_is(tmp_path):
 
 
 def record(round, client):
-    return Record(round, hops=[HopRecord(round - 1, 0, 0, client, 10, 20, "arrived")])
+    hops = [HopRecord(round - 1, 0, 0, client, 10, 20, "arrived")]
+    return Record(round, up=20 * round, down=10 * round, hops=hops)
 
 
 def test_a_round_that_an_interrupt_cut_short_is_written_once(tmp_path):
@@ -316,7 +317,10 @@ def test_the_summary_comes_back_as_it_was(finished):
     assert summary.rounds == 4
     assert summary.net == {"parameters": sum(p.numel() for p in finished.model().parameters()), "buffers": 0}
     assert (summary.input_shape, summary.classes, summary.outputs) == ([1, 8, 8], 10, 10)
-    assert summary.bytes == {"up": finished.history[-1].up, "down": finished.history[-1].down, "evaluation": 0}
+    last = finished.history[-1]
+    assert summary.bytes == {"up": last.up, "down": last.down, "evaluation": 20 * (13_706 * 4 + 8 * 3)}  # per_client
+    lines = (finished.folder / "traffic.csv").read_text().splitlines()
+    assert lines[-1] == f"4,,,,0,0,{summary.bytes['evaluation']}"
     assert summary.figures().best == max(finished.accuracies) == finished.best
 
 

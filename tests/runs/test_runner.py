@@ -38,7 +38,8 @@ def prepared(count, **given):
 
 def record(round, *hops):
     made = [HopRecord(round - 1, i, 0, client, down, up, "arrived") for i, (client, down, up) in enumerate(hops)]
-    return Record(round, hops=made)
+    down, up = (round * sum(hop[place] for hop in hops) for place in (1, 2))  # as in every round before
+    return Record(round, up=up, down=down, hops=made)
 
 
 # Directories

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ from helpers import drive, federation, layout_of, simulate, small_net, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedcat
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg, FedCat, Method
 from fedcat.methods.scaffold import Scaffold
+from fedcat.runs.build import Builder
+from fedcat.runs.callbacks import Callback
+from fedcat.runs.folder import read_history
 from fedcat.runs.state import encode, load_state, save_state
 
 FED = federation([3, 9, 5, 12, 7, 4])
@@ -69,6 +74,7 @@ def test_numbers_that_json_does_not_know(tmp_path):
         ({"a": np.float64(1.0)}, "state.a is a float64"),
         ({"a": np.array(["x"])}, "state.a is a ndarray"),
         ({"a": {1, 2}}, "state.a is a set"),
+        ({"a": Counter("x")}, "state.a is a Counter"),
         ({"a": lambda: 0}, "state.a is a function"),
     ],
 )
@@ -113,6 +119,64 @@ def test_the_state_of_another_run_is_refused():
     step(short)
     with pytest.raises(SettingError, match="the state is of round 1, but the history ends at 0"):
         simulate(FedAvg, FED, LAYOUT).restore(short.state(), history=[])
+
+
+def test_a_state_without_a_history_says_where_it_is(tmp_path):
+    class Keep(Callback):
+        def on_round(self, run, record):
+            if record.round == 2:
+                save_state(tmp_path / "s", run.state())
+
+    words = {"method": "fedavg", "dataset": "digits", "clients": 20, "rounds": 4, "epochs": 1}
+    whole = fedcat.run(out=tmp_path / "run", callbacks=[Keep], **words)
+    again = Builder().build(words)
+    state = load_state(tmp_path / "s")
+    with pytest.raises(SettingError, match="does not hold the history, which the run's directory keeps"):
+        again.restore(state)
+    again.restore(state, read_history(tmp_path / "run"))
+    drive(again)
+    assert again.history[-1].metrics == whole.history[-1].metrics
+
+
+def test_a_run_that_has_ended_can_go_on_from_a_state():
+    run = simulate(FedAvg, FED, LAYOUT, run_name="a", rounds=4)
+    step(run)
+    state = run.state()
+    drive(run)
+    row = run.method.row
+    run.restore(state)
+    assert (run.status, run.done, len(run.history)) == ("running", False, 1)
+    drive(run)
+    assert torch.equal(run.method.row, row)
+
+
+def test_a_method_that_completes_several_rounds_at_once_is_recorded_round_by_round():
+    class Eager(FedAvg):
+        """Every reply is a round."""
+
+        def plan(self, until):
+            return super().plan(until) if self.round + len(self._hops) < until else []
+
+        def absorb(self, replies):
+            super().absorb(replies)
+            self.round = min(4 * self.round, 12) if replies and self.round % 4 else self.round
+
+    run = drive(simulate(Eager, FED, LAYOUT, k=4, rounds=4, evaluate_every=1), barrier=False)
+    assert [record.round for record in run.history] == [1, 2, 3, 4]
+
+
+def test_traffic_adds_up_for_a_method_that_validation_steers(tmp_path):
+    class Steered(FedAvg):
+        def validated(self, scores):
+            pass
+
+    words = {"dataset": "digits", "clients": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2, "validation": 0.2}
+    result = fedcat.run(method=Steered, out=tmp_path / "run", **words)
+    lines = [line.split(",") for line in (tmp_path / "run" / "traffic.csv").read_text().splitlines()[1:]]
+    down, up, evaluation = (sum(int(line[column]) for line in lines) for column in (4, 5, 6))
+    assert {"down": down, "up": up, "evaluation": evaluation} == result.summary.bytes
+    assert (result.history[-1].down, result.history[-1].up, evaluation) == (down, up, 0)
+    assert result.summary.relative_traffic > 1.5
 
 
 def test_a_steering_evaluation_counts_as_training_traffic():

@@ -192,7 +192,7 @@ def compare(
         except KeyboardInterrupt:
             _interrupted(progress, path)
     show_notes(err, comparison.late_notes)
-    show_comparison(out, found, runs[0].monitor)
+    show_comparison(out, found, runs[0].metrics)
     total = sum(one.seconds for one in runs)
     show_fields(out, {"time": f"{total:.1f} s for {plural(len(runs), 'run')}", "directory": str(path)})
     _exit([result for variant in found for result in variant.results], comparison.unwritten)
@@ -202,8 +202,11 @@ def compare(
 def list_methods() -> None:
     """List the methods and their options, the selectors, the aggregators and the server optimizers."""
     show_parts(out, METHODS)
+    out.print()
     show_registry(out, SELECTORS)
+    out.print()
     show_parts(out, AGGREGATORS)
+    out.print()
     show_parts(out, SERVER_OPTIMIZERS)
 
 
@@ -211,7 +214,9 @@ def list_methods() -> None:
 def list_training() -> None:
     """List what clients train with: the losses, the local optimizers and their options, and the augmentations."""
     show_registry(out, LOSSES)
+    out.print()
     show_parts(out, OPTIMIZERS)
+    out.print()
     show_registry(out, AUGMENTATIONS)
 
 

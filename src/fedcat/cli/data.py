@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -102,12 +103,18 @@ def show(
     options = assignments("dataset-option", dataset_option)
     partition_options = assignments("partition-option", partition_option)
     tables = {"dataset_options": options, "partition_options": partition_options}
-    not_needed = dict.fromkeys(("method", "net", "selector", "server_optimizer"), "")
+    parts = ("method", "net", "loss", "optimizer", "selector", "aggregator", "server_optimizer", "metrics", "augment")
+    not_needed = dict.fromkeys(parts, "")
     file = SettingsFile.read(name if name.endswith(".toml") else None, trust, {**not_needed, **given})
     named = {} if file.name else {"dataset": name}
     chosen = {**given, **named, **{table: found for table, found in tables.items() if found}}
     settings, federation, notes = Builder().divide(chosen, file)
     show_notes(out, notes)
+    if not federation.classes:
+        sizes = federation.sizes
+        spread = f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
+        say(out, f"{federation}; samples per client: {spread}")
+        return
     show_partition(out, federation, Skew.of(federation), rows or federation.clients)
     if not no_plot:
         target = plot or Path("runs") / _plot_name(settings, federation, options)

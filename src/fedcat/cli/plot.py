@@ -51,12 +51,25 @@ def plot(
     if len(histories) == 1 and len(next(iter(histories.values()))) == 1:
         curves = _models(next(iter(histories.values()))[0], name, against, scale)
     else:
-        curves = [
-            _curve(label, [_values(history, name) for history in found], found[0], against, scale)
-            for label, found in histories.items()
-        ]
+        curves = _variants(histories, name, against, scale)
     draw_curves(curves, target, AGAINST[against], f"test {name}{', %' if scale == 100 else ''}", folder.absolute().name)
     say(out, f"plot: {target}")
+
+
+def _variants(
+    histories: Mapping[str, Sequence[Sequence[Record]]], metric: str, against: str, scale: float
+) -> list[Curve]:
+    """Return a curve for each variant, without the runs that were never evaluated."""
+    curves = []
+    for label, found in histories.items():
+        known = [history for history in found if _values(history, metric)]
+        if len(known) < len(found):
+            say(out, f"note: left out: {len(found) - len(known)} of {len(found)} runs of {label}, never evaluated")
+        if known:
+            curves.append(_curve(label, [_values(history, metric) for history in known], known[0], against, scale))
+    if not curves:
+        raise SettingError("no run was ever evaluated: there is nothing to plot")
+    return curves
 
 
 def _runs(folder: Path) -> dict[str, list[Path]]:
@@ -100,5 +113,5 @@ def _models(history: Sequence[Record], metric: str, against: str, scale: float) 
     found |= {name: _values(history, metric, name) for name in others}
     held = {r.round: r.validation[metric]["weighted_mean"] for r in history if metric in r.validation}
     if held:
-        found["validation data of the clients"] = held
+        found["clients' validation data"] = held
     return [_curve(label, [points], history, against, scale) for label, points in found.items()]

@@ -73,6 +73,8 @@ def describe(settings: Sequence[Settings]) -> str:
         same(lambda s: f"net {s.net}"),
         same(lambda s: f"loss {s.loss}" if s.loss else ""),
         same(lambda s: f"augment {', '.join(s.augment)}" if s.augment else ""),
+        same(lambda s: f"client test {s.client_test:g}" if s.client_test else ""),
+        same(lambda s: f"validation {s.validation:g}" if s.validation else ""),
         same(lambda s: f"partition {describe_partition(s)}"),
         same(lambda s: f"{plural(s.k, 'client')} per round"),
         each(lambda s: plural(s.epochs, "epoch")),
@@ -108,9 +110,10 @@ def show_result(console: Console, result: Result, metrics: Mapping[str, Metric])
     others = {name: summary.figures(name) for name in summary.others if not name.startswith("copy ")}
     further = {name: found for name, found in summary.metrics["global"].items() if name not in (monitor.name, "loss")}
     traffic, relative, chosen = summary.bytes, summary.relative_traffic, summary.chosen
-    fields = {monitor.name: _figures(summary.figures(), monitor)}
-    fields |= {name: _figures(found, monitor) for name, found in others.items()}
-    fields |= {name: _figures(found, metrics[name]) for name, found in further.items()}
+    count = len(result.values())
+    fields = {monitor.name: _figures(summary.figures(), monitor, count)}
+    fields |= {name: _figures(found, monitor, count) for name, found in others.items()}
+    fields |= {name: _figures(found, metrics[name], count) for name, found in further.items()}
     if chosen is not None:
         test = monitor.text(chosen.metrics[monitor.name])
         fields["chosen"] = (
@@ -126,11 +129,19 @@ def show_result(console: Console, result: Result, metrics: Mapping[str, Metric])
     show_fields(console, {**fields, "time": f"{summary.seconds:.1f} s", "directory": str(result.folder)})
 
 
-def _figures(found: Figures, metric: Metric) -> str:
-    if found.final is None or found.best is None or found.last_five is None:
-        return "not evaluated"
+def _figures(found: Figures, metric: Metric, count: int) -> str:
+    """Return the figures of a metric after `count` evaluations."""
+    if found.final is None:
+        return "not finite" if count else "not evaluated"
+    if found.best is None or found.last_five is None or count < 2:
+        return metric.text(found.final)
     best, last = metric.text(found.best), metric.text(found.last_five)
-    return f"{metric.text(found.final)} (best {best}, mean of the last five evaluations {last})"
+    return f"{metric.text(found.final)} (best {best}, mean of the {_last(count)} {last})"
+
+
+def _last(count: int) -> str:
+    """Return which evaluations `last_five` is the mean of."""
+    return "last five evaluations" if count >= 5 else f"{count} evaluations"
 
 
 def _spread(found: Mapping[str, float], metric: Metric) -> str:
@@ -138,14 +149,15 @@ def _spread(found: Mapping[str, float], metric: Metric) -> str:
     return f"mean {mean}, weighted by samples {weighted}, worst tenth {worst}, standard deviation {deviation}"
 
 
-def show_comparison(console: Console, lines: Sequence[VariantResult], metric: Metric) -> None:
-    """Print a comparison's table of the monitored metric."""
+def show_comparison(console: Console, lines: Sequence[VariantResult], metrics: Mapping[str, Metric]) -> None:
+    """Print a comparison's tables, the first of the monitored metric."""
+    metric = metrics[lines[0].monitor]
     seeds = len(lines[0].results)
     pm = "±" if console.encoding.lower().startswith("utf") else "+-"
     title = f"mean {pm} standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     say(console, f"test {metric.name}{' in %' if metric.percent else ''}, {title}")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("run")
+    table.add_column("run", overflow="fold")
     chosen = ["chosen"] if all("chosen" in line.figures for line in lines) else []
     figures = ["best", "last_five", *chosen]
     headings = [*(figure.replace("_", " ") for figure in figures), "traffic"]
@@ -158,14 +170,17 @@ def show_comparison(console: Console, lines: Sequence[VariantResult], metric: Me
             cost = (f"{size(line.traffic)} {line.relative_traffic:.2f}x", f"{line.seconds:.1f} s")
             table.add_row(*((line.label, *scores, *cost) if model == "global" else (f"  its {model}", *scores)))
     console.print(table)
-    say(
-        console,
-        f"best: the best {metric.name} on the test data, so it is optimistic; last five: mean of the last five "
-        "evaluations; traffic: of one run, and relative to FedAvg's: a model down and a model up each time a client "
-        "trains" + ("; chosen: at the evaluation with the best score on validation data" if chosen else ""),
-    )
+    count = min(len(result.values()) for line in lines for result in line.results)
+    say(console, f"best: the best {metric.name} on the test data, so it is optimistic")
+    say(console, f"last five: mean of the {_last(count) if count else 'last five evaluations'}")
+    if chosen:
+        say(console, "chosen: at the evaluation with the best score on validation data")
+    say(console, "traffic: of one run, and relative to FedAvg's: a model down and a model up each time a client trains")
     if lines[0].seconds_estimated:
         say(console, "est. time: of one run, an estimate: runs that train together share the time by their steps")
+    further = [other for other in metrics.values() if other.name not in (metric.name, "loss")]
+    if further:
+        _show_further(console, lines, further, pm)
     if all(line.client_test() for line in lines):
         _show_clients(console, lines, metric)
     if len(lines) > 1:
@@ -177,6 +192,19 @@ def _score(figure: tuple[float, float | None], metric: Metric, pm: str, sign: st
     mean, deviation = figure
     scale, form = (100, ".2f") if metric.percent else (1, ".4f")
     return f"{scale * mean:{sign}{form}}" + ("" if deviation is None else f" {pm} {scale * deviation:{form}}")
+
+
+def _show_further(console: Console, lines: Sequence[VariantResult], metrics: Sequence[Metric], pm: str) -> None:
+    """Print the metrics that are recorded besides the one that is monitored."""
+    console.print()
+    say(console, "last five of the other metrics")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold")
+    for metric in metrics:
+        table.add_column(f"{metric.name}, %" if metric.percent else metric.name, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(line.label, *(_score(line.mean_std("last_five", metric=m.name), m, pm) for m in metrics))
+    console.print(table)
 
 
 def _show_clients(console: Console, lines: Sequence[VariantResult], metric: Metric) -> None:

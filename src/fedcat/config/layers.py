@@ -268,7 +268,7 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
     if _differ(above.get("method", same := below.get("method")), same) and same is not None:
         gone |= {"server_optimizer", "server_options", "evaluate"}
     for part, table, _ in OPTION_TABLES:
-        if part in above and part != "partition":
+        if part in above and part != "partition" and _other_part(above[part], below.get(part)):
             gone.add(table)
     if below.get("partition") == NATURAL and "min_samples" in above:  # owners with fewer are left out
         gone.add("clients")
@@ -278,6 +278,12 @@ def displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
         elif "dataset" in below and above.get("dataset_options"):
             gone |= set(OWNER_SETTINGS) - {"partition"}
     return gone & below.keys()
+
+
+def _other_part(part: object, other: object) -> bool:
+    """Return whether a part is not the one that another layer names; an object may be named by its import path."""
+    path = part if isinstance(part, str) else import_path(part)
+    return other is None or (path or part) != other
 
 
 def _differ(part: object, other: object) -> bool:

@@ -45,8 +45,10 @@ from fedcat.data.federation import Federation
 from fedcat.data.files.locations import expand_user
 from fedcat.methods import METHODS, declared
 from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
+from fedcat.models.metrics import METRICS
+from fedcat.protocol.local_optimizer import OPTIMIZERS
 
-TRAINING = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip")
+TRAINING = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "clip")
 """Settings of local training that a method's table of options may hold, for this method alone."""
 
 
@@ -90,6 +92,8 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     upper, lower = _lifted(as_layer(given), file or SettingsFile())
     layered, notes = _layered(upper, lower)
     objects = {name: layered[name] for name in REGISTRIES if not isinstance(layered.get(name), PLAIN)}
+    if str(layered.get("monitor")) in METRICS:  # it is recorded, then
+        layered["metrics"] = _with_monitor(layered.get("metrics", []), layered["monitor"])
     lists = {name: _parts(name, layered) for name in LISTS}
     named = {**layered, **{name: _named(part) for name, part in objects.items()}}
     named |= {name: [_named(part) for part in layered[name]] for name in lists if name in layered}
@@ -108,6 +112,8 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
         raise SettingError(f"per_round {settings.k} and fraction {settings.fraction:g} are both set: leave one out")
     unused = [name for name in ("lr_decay", "lr_every") if name in upper and name not in USED_BY[settings.lr_schedule]]
     notes += [f"{name} has no effect with lr_schedule {settings.lr_schedule!r}" for name in unused]
+    if settings.optimizer != "sgd" and "lr" not in explicit:
+        notes.append(f"lr {settings.lr:g} is meant for sgd, optimizer {settings.optimizer!r} may need another: set lr")
     if "momentum" in upper and settings.optimizer != "sgd":
         notes.append(f"momentum has no effect with the optimizer {settings.optimizer!r}: it is a setting of sgd")
     others = sorted(set(upper.get("options", {})) - {settings.method, label_of(parts["method"])})
@@ -143,14 +149,15 @@ def _layered(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, An
     lower = {**{name: value for name, value in file.layer.items() if name not in gone}, "dataset": dataset}
     above, below = (_over_preset(layer, dataset) for layer in (upper, lower))
     notes = []
-    server = {name: file.layer[name] for name in sorted(displaced(file.layer, above)) if name.startswith("server")}
-    if any(server.values()):
-        names = [name.replace("options.", "") for name in flat(server)]
+    parts = ("optimizer", "aggregator", "server")
+    lost = {name: file.layer[name] for name in sorted(displaced(file.layer, above)) if name.startswith(parts)}
+    if any(lost.values()):
+        names = [name.replace("options.", "") for name in flat(lost)]
         notes.append(f"ignored from {file.name}, which sets them for another method or optimizer: {', '.join(names)}")
     if upper.get("preset"):
         ours, theirs = flat(above), flat(file.layer)
         hidden = [n for n in theirs if n in ours and ours[n] != theirs[n]]
-        hidden += [name for name in displaced(file.layer, above) if not name.startswith("server")]
+        hidden += [name for name in displaced(file.layer, above) if not name.startswith(parts)]
         changed = [name for name in dict.fromkeys(hidden) if name in theirs and name not in {*flat(upper), "preset"}]
         if changed:
             listed = ", ".join(f"{name} {theirs[name]}" for name in changed)
@@ -170,6 +177,12 @@ def _part(setting: str, values: Mapping[str, Any], objects: Mapping[str, Any]) -
         return objects[setting]
     name = values.get(setting, getattr(Settings, setting))
     return None if name in ("", None, GIVEN) else REGISTRIES[setting].get(name)
+
+
+def _with_monitor(metrics: Any, monitor: str) -> Any:
+    """Return a list of metrics with the one that is monitored."""
+    always = monitor in ("accuracy", "loss")
+    return metrics if always or not isinstance(metrics, list) or monitor in metrics else [*metrics, monitor]
 
 
 def _parts(setting: str, values: Mapping[str, Any]) -> list[Any]:
@@ -248,7 +261,11 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stal
         optimizer = SERVER_OPTIMIZERS.get(default)
     local = parts["optimizer"]
     name, given = complete.get("optimizer", Settings.optimizer), complete.get("optimizer_options", {})
-    found["optimizer_options"] = check_options("optimizer", name, local, given, prefix="optimizer_")
+    _check_takers("optimizer", given, local)
+    found["optimizer_options"] = {
+        **(storable_options(local) if name in OPTIMIZERS else {}),
+        **check_options("optimizer", name, local, given, prefix="optimizer_"),
+    }
     name, given = complete.get("aggregator", ""), complete.get("aggregator_options", {})
     if given and parts["aggregator"] is None:
         raise SettingError(f"aggregator_{next(iter(given))} needs an aggregator that takes it: set aggregator")
@@ -258,16 +275,17 @@ def _complete_tables(complete: Mapping[str, Any], parts: Mapping[str, Any], stal
     given = complete.get("server_options", {})
     found["server_options"] = {n: v.read() if isinstance(v, Typed) else v for n, v in given.items()}
     if optimizer is not None:
-        _check_optimizer(given, optimizer)
+        _check_takers("server_optimizer", given, optimizer)
         name = complete.get("server_optimizer") or default
         found["server_options"] = check_options("server_optimizer", name, optimizer, given, prefix="server_")
     folder = str(complete.get("data_dir", ""))
     return {**found, "data_dir": str(expand_user(folder).absolute()) if folder else ""}
 
 
-def _check_optimizer(given: Mapping[str, Any], optimizer: Any) -> None:
-    """Raise an error with the right server optimizer for an option that the chosen one does not have."""
-    for option in given.keys() - options(optimizer).keys():
-        takers = [part for part, _ in SERVER_OPTIMIZERS if option in options(SERVER_OPTIMIZERS.get(part))]
+def _check_takers(setting: str, given: Mapping[str, Any], part: Any) -> None:
+    """Raise an error with the right part for an option that the chosen one does not have."""
+    registry, prefix = REGISTRIES[setting], "server_" if setting == "server_optimizer" else f"{setting}_"
+    for option in given.keys() - options(part).keys():
+        takers = [name for name, _ in registry if option in options(registry.get(name))]
         if takers:
-            raise SettingError(f"server_{option} needs server_optimizer {' or '.join(takers)}")
+            raise SettingError(f"{prefix}{option} needs {setting} {' or '.join(takers)}")

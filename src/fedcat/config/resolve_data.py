@@ -95,7 +95,9 @@ def over_defaults(data: Dataset, named: Mapping[str, Any], explicit: Mapping[str
 
 def of_federation(data: Federation, named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings for data that the user divided."""
-    fixed = [*named.get("partition_options", {}), *(n for n in ("partition", "min_samples", "data_seed") if n in named)]
+    seeded = named.get("client_test") or named.get("validation")  # the data's seed draws what is held out
+    dividing = ("partition", "min_samples", *(() if seeded else ("data_seed",)))
+    fixed = [*named.get("partition_options", {}), *(name for name in dividing if name in named)]
     if fixed and named.get("partition") != GIVEN:
         raise SettingError(f"{fixed[0]} cannot be set: the federation {data.name!r} is already divided over clients")
     if named.get("clients", data.clients) != data.clients:

@@ -123,7 +123,7 @@ def _dataset_options(dataset: object) -> dict[str, Any]:
 
 def _sweepable(parts: Mapping[str, Any]) -> dict[str, type | None]:
     """Return the settings that can be swept, among them options of the chosen parts, and their types."""
-    names = set(Settings.__dataclass_fields__) - {"method", "seed", "threads", *TABLES}
+    names = set(Settings.__dataclass_fields__) - {"method", "seed", "threads", "monitor", *TABLES}
     nested = {name: kind for name, (_, _, kind) in option_settings(parts).items()}
     return {**{name: value_type(name) for name in names}, **nested}
 
@@ -261,5 +261,7 @@ def _check_used(idle: set[str], models: Sequence[str], methods: Sequence[Any]) -
 
 def _shown(value: Any) -> str:
     """Return a swept value as it appears in a label."""
-    plain = value is None or isinstance(value, (str, int, float, bool, list, tuple, np.generic))
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(_shown, value)) or "none"
+    plain = value is None or isinstance(value, (str, int, float, bool, np.generic))
     return str(value) if plain else label_of(value)

@@ -139,7 +139,7 @@ def check_options(
                 raise SettingError(f"{kind} {name!r} has no options, got {written!r}")
             raise unknown_name(f"option of {name}", written, [f"{prefix or ''}{option}" for option in known])
         label = f"{name}.{key}" if prefix is None else written
-        ready[key] = _fitted(label, value, known[key])
+        ready[key] = _fitted(label, value, known[key], _kind(factory, key))
         bounds = declared[key].bounds
         if bounds is not None and ready[key] is not None:
             if not isinstance(ready[key], (int, float)):
@@ -190,9 +190,16 @@ def _annotation(factory: Callable[..., Any], parameter: inspect.Parameter) -> An
         return None
 
 
-def _fitted(name: str, value: Any, default: Any) -> Any:
-    """Return `value` in the type of `default`, or raise an error that names that type."""
-    kind = type(default)
+def _kind(factory: Callable[..., Any], option: str) -> type:
+    """Return the type of an option: that of its default, or float if annotated so, as in ``momentum: float = 0``."""
+    parameter = _parameters(factory)[option]
+    annotation = _annotation(factory, parameter)
+    number = getattr(annotation, "__origin__", annotation) is float
+    return float if number and type(parameter.default) is int else type(parameter.default)
+
+
+def _fitted(name: str, value: Any, default: Any, kind: type) -> Any:
+    """Return `value` in the type of an option, or raise an error that names that type."""
     if isinstance(value, Typed):
         value = value.read(kind)
     if default is None:

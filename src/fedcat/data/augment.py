@@ -39,11 +39,16 @@ class Augmentation:
     function: AugmentFunction
     numbers: int = NUMBERS
 
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return label_of(self.function)
+
 
 AUGMENTATIONS: Registry[AugmentFunction] = Registry("augment")
 
 
-@AUGMENTATIONS.register("flip", "mirror every second image, left to right")
+@AUGMENTATIONS.register("flip", "mirror images left to right, each with probability 1/2")
 def flip(x: Tensor, u: Tensor) -> Tensor:
     """Mirror images with probability 1/2."""
     _check_images("flip", x)
@@ -104,7 +109,14 @@ def make_augment(parts: Sequence[Any], sample: Tensor) -> Augment:
         if not callable(part.function) or not accepts_call(part.function, sample, sample):
             raise SettingError(f"augment {name!r} must be a function of (inputs, random numbers)")
         u = torch.linspace(0.1, 0.9, len(sample), device=sample.device)[:, None].expand(-1, part.numbers)
-        changed = part.function(sample, u)
+        try:
+            changed = part.function(sample, u)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise SettingError(
+                f"augment {name!r} fails on inputs of shape {tuple(sample.shape)} and random numbers of shape "
+                f"{tuple(u.shape)}: {first}; fedcat.Augmentation(function, numbers=N) asks for N numbers per sample"
+            ) from error
         if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (sample.shape, sample.dtype):
             got = f"{changed.dtype} of shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else repr(changed)
             raise SettingError(

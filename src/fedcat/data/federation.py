@@ -41,6 +41,19 @@ def target_kind(pool: Pool) -> str:
     return f"values of shape {tuple(pool.y.shape[1:])}" if pool.y.dim() > 1 else "one value per sample"
 
 
+def _checked_owners(owner: object, samples: int, clients: int) -> Ints:
+    """Return the clients of test samples, -1 for nobody."""
+    found = np.asarray(owner)
+    if found.shape != (samples,) or found.dtype.kind not in "iu":
+        raise SettingError(
+            f"test_owner must hold one client index for each of the {samples} test samples, "
+            f"got shape {found.shape} of {found.dtype}"
+        )
+    if found.min() < -1 or found.max() >= clients:
+        raise SettingError(f"test_owner must be in -1 .. {clients - 1}, got {found.min()} .. {found.max()}")
+    return found.astype(np.int64)
+
+
 class EvaluationSet:
     """Samples to evaluate on.
 
@@ -146,8 +159,9 @@ class Federation:
         ):
             if names and len(names) != count:
                 raise SettingError(f"{kind} must hold {count} names, got {len(names)}")
-        self.test_set = EvaluationSet(test, owner=None if test_owner is None else np.asarray(test_owner, np.int64))
-        self.client_test = None if test_owner is None else self.test_set
+        theirs = None if test_owner is None else _checked_owners(test_owner, len(test), self.clients)
+        self.test_set = EvaluationSet(test, owner=theirs)
+        self.client_test = self.test_set if theirs is not None and (theirs >= 0).any() else None
         self.validation: EvaluationSet | None = None
         self._order: Ints = np.argsort(owners, kind="stable")
         self._starts: Ints = np.concatenate([[0], np.cumsum(self.sizes)])

@@ -90,7 +90,9 @@ class Pool:
         if len(self.y) == 0:
             raise SettingError("x must hold at least one sample, got none")
         if self.has_labels and int(self.y.min()) < 0:
-            raise SettingError(f"y must hold class labels >= 0, got {int(self.y.min())}")
+            raise SettingError(
+                f"y must hold class labels >= 0, got {int(self.y.min())}: integers are labels, values are floats"
+            )
         if self.y.is_floating_point() and not torch.isfinite(self.y).all():
             raise SettingError("y must hold finite numbers, got NaN or infinity")
         if normalize is None and self.x.dtype == torch.uint8:

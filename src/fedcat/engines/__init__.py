@@ -61,7 +61,7 @@ def pick(
     if name == "sequential":
         return EngineChoice(name, "as requested")
     if not stackable:
-        return EngineChoice("sequential", "the optimizer is not sgd, adam or adamw, which can be stacked", forced=True)
+        return EngineChoice("sequential", "only the optimizers named sgd, adam and adamw can be stacked", forced=True)
     found = traits(layout, pool)
     if found.unstackable:
         return EngineChoice("sequential", f"the net cannot be stacked: {found.unstackable}", forced=True)

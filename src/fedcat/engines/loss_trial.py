@@ -88,11 +88,12 @@ class _Trial:
         """Raise an error if `torch.vmap` cannot run the loss."""
         layout, row = self.task.layout, self.hop.start[None]
 
-        def loss(row: Tensor, rest: dict[str, Tensors]) -> Tensor:
-            return self._loss(layout, row, self.padded, rest)
+        def loss(row: Tensor, where: Tensor, rest: dict[str, Tensors]) -> Tensor:
+            return self._loss(layout, row, where, rest)
 
+        rest: dict[str, Tensors] = {name: {n: t[None] for n, t in one.items()} for name, one in self.rest.items()}
         try:
-            vmap(loss)(row, {name: {n: t[None] for n, t in one.items()} for name, one in self.rest.items()})
+            vmap(loss)(row, self.padded[None], rest)
         except Exception as error:  # any error from the user's loss is the reason
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SettingError(

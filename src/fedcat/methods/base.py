@@ -210,9 +210,11 @@ class Method(ABC):
         """Return rows [K, D] as one by the aggregator, by default their weighted mean; `start` is what they were."""
         found = self.aggregator.aggregate(rows, weights, start)
         if not isinstance(found, Tensor) or (found.shape, found.dtype) != (start.shape, start.dtype):
-            got = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+            got = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             wanted = f"a row of {start.dtype} of shape {tuple(start.shape)}"
             raise SettingError(f"aggregator {label_of(self.aggregator)} must return {wanted}, got {got}")
+        if self.context.aggregator is not None and not torch.isfinite(found).all():
+            raise SettingError(f"aggregator {label_of(self.aggregator)} returned numbers that are not finite")
         return found
 
     def step(self, row: Tensor, mean: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -65,14 +64,16 @@ def _by_sample(function: Callable[..., Tensor], outputs: Tensor, targets: Tensor
 def check_loss_shape(loss: LossFunction, outputs: Tensor, targets: Tensor) -> None:
     """Raise a `SettingError` unless a loss returns one number for each of a few samples."""
     name, samples = label_of(loss), len(outputs)
+    outputs = outputs.detach().requires_grad_()
     try:
-        with torch.no_grad():
-            found = loss(outputs, targets)
+        found = loss(outputs, targets)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        labels = targets.dim() == 1 and not targets.is_floating_point()
+        hint = "; they are class labels: values are floating-point numbers, or several per sample" if labels else ""
         raise SettingError(
             f"loss {name!r} does not take outputs of shape {tuple(outputs.shape)} and targets of shape "
-            f"{tuple(targets.shape)} and type {targets.dtype}: {first}"
+            f"{tuple(targets.shape)} and type {targets.dtype}: {first}{hint}"
         ) from error
     if not isinstance(found, Tensor) or found.shape != (samples,):
         got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -80,3 +81,5 @@ def check_loss_shape(loss: LossFunction, outputs: Tensor, targets: Tensor) -> No
             f"loss {name!r} must return one loss per sample, shape ({samples},) for {samples} samples, got {got}: "
             f"the outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}"
         )
+    if not found.requires_grad:
+        raise SettingError(f"loss {name!r} has no gradient: compute it from the outputs by PyTorch's operations")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.core.errors import SettingError
-from fedcat.core.registry import Registry, label_of
-from fedcat.models.losses import LossFunction
+from fedcat.core.registry import Registry, accepts_call, label_of
+from fedcat.models.losses import LossFunction, cross_entropy
 
 MetricFunction = Callable[[Tensor, Tensor], Any]
 """(outputs, targets) -> a number, or one number per sample, whose mean is the metric."""
@@ -47,7 +48,7 @@ class Metric:
     needs_classes: bool = False
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
+        if not callable(self.function) or not accepts_call(self.function, None, None):
             raise SettingError(f"metric must be a function of (outputs, targets), got {self.function!r}")
         if not self.name:
             object.__setattr__(self, "name", label_of(self.function))
@@ -114,12 +115,18 @@ class ClientScores:
     values: Mapping[str, NDArray[np.float64]]
 
     def spread(self, metric: Metric) -> dict[str, float]:
-        """Return mean, mean weighted by samples, mean of the worst tenth of the clients, and standard deviation."""
-        values = self.values[metric.name]
+        """Return mean, mean weighted by samples, mean of the worst tenth of the clients, and standard deviation.
+
+        Clients on whose samples the metric is not defined (not finite) are left out.
+        """
+        finite = np.isfinite(self.values[metric.name])
+        values, samples = self.values[metric.name][finite], self.samples[finite]
+        if not len(values):
+            return dict.fromkeys(("mean", "weighted_mean", "worst_decile", "std"), math.nan)
         worst = np.sort(values)[:: -1 if metric.lower_is_better else 1][: int(np.ceil(DECILE * len(values)))]
         return {
             "mean": float(values.mean()),
-            "weighted_mean": float(values @ self.samples / self.samples.sum()),
+            "weighted_mean": float(values @ samples / samples.sum()),
             "worst_decile": float(worst.mean()),
             "std": float(values.std()),
         }
@@ -172,6 +179,9 @@ for name, function, note in (
     METRICS.add(name, Metric(function, name, percent=True, needs_classes=True), note)
 
 
+METRICS.add("loss", Metric(cross_entropy, "loss", lower_is_better=True), "mean loss of the samples; always recorded")
+
+
 def loss_metric(loss: LossFunction) -> Metric:
     """Return the mean loss as a metric."""
     return Metric(loss, "loss", lower_is_better=True)
@@ -182,6 +192,8 @@ def make_metrics(parts: Sequence[Any], loss: LossFunction, classes: bool) -> dic
     always = [*([METRICS.get("accuracy")] if classes else []), loss_metric(loss)]
     found: dict[str, Metric] = {metric.name: metric for metric in always}
     for part in parts:
+        if part is METRICS.get("loss"):  # recorded anyway, as the run's own loss
+            continue
         metric = part if isinstance(part, Metric) else Metric(part)
         if metric.needs_classes and not classes:
             raise SettingError(f"metric {metric.name!r} needs class labels: the targets of this data are values")

@@ -10,7 +10,7 @@ from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply
 
 
-@dataclass
+@dataclass(slots=True)
 class HopRecord:
     """What became of a hop.
 
@@ -80,10 +80,10 @@ class Ledger:
         record = self._hops[hop.id]
         record.status, record.why = reply.status.value, reply.why
         record.loss = reply.loss if reply.arrived else None
-        self.late(hop, reply.bytes_up)
+        self.add_up(hop, reply.bytes_up)
 
-    def late(self, hop: Hop, size: int) -> None:
-        """Count bytes that came after their hop was given up; its round may have been forgotten."""
+    def add_up(self, hop: Hop, size: int) -> None:
+        """Count bytes from a client, also after its hop was given up; the hop's round may have been forgotten."""
         self.up += size
         if hop.id in self._hops:
             self._hops[hop.id].up += size

@@ -18,9 +18,8 @@ from fedcat.core.registry import Registry
 
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
 
-Beta = Annotated[
-    float, Option("Adam's betas: decay of the mean gradient, and of its square", Bounds(at_least=0, below=1))
-]
+Beta1 = Annotated[float, Option("Adam's decay of the mean gradient", Bounds(at_least=0, below=1))]
+Beta2 = Annotated[float, Option("Adam's decay of the mean squared gradient", Bounds(at_least=0, below=1))]
 Eps = Annotated[float, Option("Adam's epsilon, added to the square root", Bounds(above=0))]
 
 
@@ -99,8 +98,8 @@ class Adam(LocalOptimizer):
     slots: ClassVar[int] = 2
     decoupled: ClassVar[bool] = False
 
-    beta1: Beta = 0.9
-    beta2: Beta = 0.999
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.999
     eps: Eps = 1e-8
 
     def of(self, parameters: Sequence[Tensor], lr: float, momentum: float, weight_decay: float) -> Optimizer:
@@ -126,9 +125,9 @@ class Adam(LocalOptimizer):
             g = g + decay * p
         m.mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        t = t.to(p.dtype)
-        root = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
-        return p - lr / (1 - self.beta1**t) * m / root
+        first, second = ((1 - beta ** t.double()).to(p.dtype) for beta in (self.beta1, self.beta2))  # float32 cancels
+        root = (v / second).sqrt_().add_(self.eps)
+        return p - lr / first * m / root
 
 
 @OPTIMIZERS.register("adamw", "Adam with decoupled weight_decay; momentum has no effect")
@@ -173,4 +172,15 @@ def make_optimizer(name: str, part: Any, given: Mapping[str, Any]) -> LocalOptim
     checked = check_options("optimizer", name, part, given, prefix="optimizer_")
     if issubclass(part, LocalOptimizer):
         return part(**arguments(part, checked))
-    return TorchOptimizer(part, tuple(checked.items()))
+    closure = inspect.signature(part.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise SettingError(f"optimizer {name!r} evaluates the loss several times per step, which clients do not do")
+    made = TorchOptimizer(part, tuple(checked.items()))
+    try:
+        trial = torch.zeros(2, requires_grad=True)
+        optimizer = made.of([trial], 0.1, 0.0, 0.0)
+        trial.grad = torch.ones(2)
+        optimizer.step()
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise SettingError(f"optimizer {name!r} cannot train: {error}") from error
+    return made

@@ -34,6 +34,10 @@ class ReplyCheck:
         """Register hops that were sent out; only these are accepted, each once."""
         self._waiting.update({hop.id: hop for hop in hops})
 
+    def forget(self) -> None:
+        """Forget the hops that were sent out: after a restore they are planned again."""
+        self._waiting.clear()
+
     def admit(self, replies: Sequence[Reply]) -> list[tuple[Hop, Reply]]:
         """Return the replies that end a hop, each with its hop; unsound ones are refused.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +106,7 @@ class Builder:
         pool = federation.train.to(device)
         method = _method(resolved, federation, layout, start, exact)
         name = self._name(name or f"{settings.method}-seed{settings.seed}")
-        augment = make_augment(parts["augment"], pool.inputs(slice(0, 4), layout.dtype))
+        augment = make_augment(parts["augment"], pool.inputs(slice(0, 4), layout.dtype).clone())
         task = _task(settings, federation, layout, pool, method, name)
         task = replace(task, loss=loss, optimizer=optimizer, augment=augment)
         workers = _workers(settings, device)
@@ -120,7 +120,9 @@ class Builder:
             notes.append(f"workers {workers} instead of {settings.workers}: {_why_fewer(settings, device)}")
         if choice.forced:
             notes.append(f"engine {choice.name}: {choice.reason}")
-        return Run(name, settings, decisions, federation, method, task, engine, parts["metrics"], notes)
+        run = Run(name, settings, decisions, federation, method, task, engine, parts["metrics"], notes)
+        run.try_metrics()
+        return run
 
     def _load(self, factory: Any, name: str, arguments: Mapping[str, Any]) -> Dataset | Federation:
         """Make a dataset, once for equal arguments."""
@@ -249,7 +251,7 @@ def _loss(chosen: Any, federation: Federation) -> LossFunction:
             "huber and bce are built in, or pass a function of (outputs, targets) that returns one loss per sample"
         )
     loss: LossFunction = cross_entropy if chosen is None else chosen
-    if not callable(loss):
+    if not callable(loss) or not isinstance(loss, Hashable):
         raise SettingError(f"loss must be a name or a function of (outputs, targets), got {loss!r}")
     return loss
 
@@ -268,6 +270,8 @@ def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool
         what = f"{lone} clients hold a single sample" if lone > 1 else "a client holds a single sample"
         given = settings.partition == GIVEN
         remedy = "leave such clients out of the federation" if given else "set min_samples to 2 or more"
+        if settings.client_test or settings.validation:
+            remedy = "hold out less of their data, or set min_samples higher"
         raise SettingError(f"{what}, and the net cannot train on a batch of one: {remedy}")
     return Task(
         seed=settings.seed,

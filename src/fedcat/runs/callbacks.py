@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcat.core.errors import SettingError
+from fedcat.core.registry import accepts_call
 
 if TYPE_CHECKING:
     from fedcat.runs.history import Record
@@ -25,6 +26,14 @@ class Callback:
     """
 
     keeps_history: bool = False
+
+    def __init_subclass__(cls) -> None:
+        """Check the names of the events: a misspelled one would never be called."""
+        super().__init_subclass__()
+        for name in vars(cls):
+            if name.startswith("on_") and not hasattr(Callback, name):
+                events = ", ".join(event for event in vars(Callback) if event.startswith("on_"))
+                raise TypeError(f"callback {cls.__name__} has {name}, which is no event: the events are {events}")
 
     def on_start(self, run: Run) -> None:
         """Before the first round; after a restore ``run.resumed`` is True and ``run.history`` is not empty."""
@@ -50,11 +59,20 @@ CallbackPart = Callback | Callable[[], Callback]
 """A callback, which all runs share; or a class or function that makes one for each run."""
 
 
+def check_list(parts: Sequence[CallbackPart]) -> Sequence[CallbackPart]:
+    """Return what a user gave as callbacks; raise a `SettingError` unless it is a list."""
+    if not isinstance(parts, (list, tuple)):
+        raise SettingError(f"callbacks must be a list, got {parts!r}")
+    return parts
+
+
 def make_callbacks(parts: Sequence[CallbackPart]) -> list[Callback]:
     """Return the callbacks of one run."""
     made = []
     for part in parts:
-        callback = part if isinstance(part, Callback) or not callable(part) else part()
+        callback: Any = part
+        if not isinstance(part, Callback) and callable(part) and accepts_call(part):
+            callback = part()
         if not isinstance(callback, Callback):
             raise SettingError(f"callbacks must be Callback objects or classes, got {callback!r}")
         made.append(callback)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -16,7 +15,7 @@ import numpy as np
 from fedcat.config.layers import SettingsFile
 from fedcat.config.sweep import variants
 from fedcat.core.errors import SettingError
-from fedcat.core.text import plural
+from fedcat.core.text import json_text, plural
 from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import CallbackPart
 from fedcat.runs.folder import COMPARISON, check_free, claim, unclaim, write_text
@@ -91,7 +90,9 @@ class VariantResult:
     @property
     def relative_traffic(self) -> float:
         """Mean traffic over seeds, relative to one model down and one up per hop, which is FedAvg's."""
-        return statistics.fmean(result.summary.relative_traffic or math.nan for result in self.results)
+        found = [result.summary.relative_traffic for result in self.results]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if known else math.nan
 
     @property
     def traffic(self) -> float:
@@ -128,7 +129,7 @@ class VariantResult:
             "client_test": self.client_test(),
             "others": {name: self._figures(name) for name in self.others},
             "bytes": self.traffic,
-            "relative_traffic": self.relative_traffic,
+            "relative_traffic": _number(self.relative_traffic),
             "seconds": self.seconds,
             "seconds_estimated": self.seconds_estimated,
             "differences": {
@@ -150,7 +151,9 @@ def _number(value: float | None) -> float | None:
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the standard deviation of values; a single one has no deviation."""
+    """Return the mean and the standard deviation of values; a single one has no deviation, and NaN gives NaN."""
+    if not all(map(math.isfinite, values)):
+        return math.nan, math.nan if len(values) > 1 else None
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
@@ -246,7 +249,7 @@ class Comparison:
         except BaseException:
             unclaim(made, self.out / COMPARISON)
             raise
-        lines = json.dumps([one.as_dict(found[0]) for one in found], indent=2)
+        lines = json_text([one.as_dict(found[0]) for one in found], indent=2)
         try:
             write_text(self.out / COMPARISON, lines + "\n")
         except OSError as error:

@@ -103,7 +103,8 @@ class Driver:
             for run in group:
                 _timed(run, partial(run.absorb, replies[run.name]))
             self._work(group)
-        self._record()
+        while self._record():
+            pass
 
     def _plan(self, run: Run) -> None:
         """Submit the hops of a run that can start now; those of a client that is busy wait for it."""
@@ -191,9 +192,12 @@ class Driver:
         for run in busy:
             run.seconds += (time.perf_counter() - begin) / len(busy)
 
-    def _record(self) -> None:
-        """Evaluate what is due, in as few passes as possible, record rounds that are complete, and end runs."""
-        due = [(run, _timed(run, run.due)) for run in self.active]
+    def _record(self) -> bool:
+        """Record the next round of each run that has completed one, after what is due is evaluated in few passes.
+
+        Return whether there was one: without a barrier, a method may complete several rounds at once.
+        """
+        due = [(run, _timed(run, run.due)) for run in self.active if run.behind]
         jobs = [(run, key, job) for run, jobs in due for key, job in jobs.items()]
         begin = time.perf_counter()
         try:
@@ -211,6 +215,7 @@ class Driver:
         for run, record in records.items():
             if record is not None:
                 run.announce(record)
+        return bool(records)
 
 
 def _timed(run: Run, call: Callable[[], T]) -> T:

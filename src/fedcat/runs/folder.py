@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedcat.core.errors import SettingError
 from fedcat.core.files import replacing
+from fedcat.core.text import json_text
 from fedcat.models.layout import Layout
 from fedcat.runs.callbacks import Callback
 from fedcat.runs.history import Record
@@ -110,7 +111,7 @@ class RunFolder(Callback):
 
     def __init__(self, path: Path, settings: str) -> None:
         self.path = path
-        self._evaluation = 0  # bytes that are written
+        self._bytes = (0, 0, 0)  # down, up and of evaluation, that are written
         self.trouble = ""
         self._made = claim(path, SETTINGS, settings)
         self._written = (0, 0, 0)  # rounds, and the bytes that they take in the two files
@@ -131,15 +132,26 @@ class RunFolder(Callback):
 
     def on_end(self, run: Run) -> None:
         """Write what is missing, the models, the clients and, last, the summary."""
-        if isinstance(run.error, SettingError) and not run.history:  # it could not start
+        if isinstance(run.error, SettingError) and not run.history and not run.error_in_callback:  # it could not start
             self.discard()
             return
         layout = run.task.layout
         models = {name: model_tensors(layout, row) for name, row in run.rows().items()}
         self.on_round(run, Record(0))
+        self._add_last_bytes(run)
         self._note(run)
         self.finish(models, run.summary(), run.clients)
         self._note(run)
+
+    def _add_last_bytes(self, run: Run) -> None:
+        """Write what was sent after the last round: to evaluate on each client, or for hops that were under way."""
+        totals = (run.ledger.down, run.ledger.up, run.ledger.evaluation)
+        lines = self._other_bytes(len(run.history), totals, (0, 0, 0))
+        if lines and self.rounds == len(run.history):
+            with self._noting_trouble():
+                rounds, traffic, history = self._written
+                traffic = self._put(TRAFFIC, traffic, "".join([*([] if traffic else [COLUMNS]), *lines]))
+                self._written, self._bytes = (rounds, traffic, history), totals
 
     def _note(self, run: Run) -> None:
         note = f"the run is not completely written: {self.trouble}"
@@ -148,12 +160,16 @@ class RunFolder(Callback):
 
     def state(self) -> dict[str, Any]:
         """Return how many rounds are written, and how many bytes of the two files they take."""
-        return {"written": list(self._written), "evaluation": self._evaluation}
+        return {"written": list(self._written), "bytes": list(self._bytes)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`: what lies behind in the files is overwritten."""
         rounds, traffic, history = state["written"]
-        self._written, self._evaluation = (rounds, traffic, history), state["evaluation"]
+        down, up, evaluation = state["bytes"]
+        for name, end in ((TRAFFIC, traffic), (HISTORY, history)):
+            if (self.path / name).stat().st_size < end:
+                raise SettingError(f"{str(self.path / name)!r} is shorter than the state says: it is of another run")
+        self._written, self._bytes = (rounds, traffic, history), (down, up, evaluation)
 
     def add(self, record: Record) -> bool:
         """Append one round to the traffic file, then to the history; return whether that was possible.
@@ -162,16 +178,22 @@ class RunFolder(Callback):
         that stands in the history is complete in both files.
         """
         lines = [f"{record.round},{h.client},{h.copy},{h.attempt},{h.down},{h.up},0\n" for h in record.hops]
-        if record.evaluation > self._evaluation:
-            lines.append(f"{record.round},,,,0,0,{record.evaluation - self._evaluation}\n")
+        by_hops = (sum(hop.down for hop in record.hops), sum(hop.up for hop in record.hops), 0)
+        totals = (record.down, record.up, record.evaluation)
+        lines += self._other_bytes(record.round, totals, by_hops)
         rounds, traffic, history = self._written
         with self._noting_trouble():
             traffic = self._put(TRAFFIC, traffic, "".join([*([] if traffic else [COLUMNS]), *lines]))
-            history = self._put(HISTORY, history, json.dumps(record.as_dict()) + "\n")
-            self._written, self._evaluation = (rounds + 1, traffic, history), record.evaluation
+            history = self._put(HISTORY, history, json_text(record.as_dict()) + "\n")
+            self._written, self._bytes = (rounds + 1, traffic, history), totals
             self.trouble = ""
             return True
         return False
+
+    def _other_bytes(self, round: int, totals: tuple[int, int, int], by_hops: tuple[int, int, int]) -> list[str]:
+        """Return a line with what was sent besides a round's hops: for evaluation, or late by hops of before."""
+        other = [total - before - hops for total, before, hops in zip(totals, self._bytes, by_hops, strict=True)]
+        return [f"{round},,,,{other[0]},{other[1]},{other[2]}\n"] if any(other) else []
 
     def _put(self, name: str, end: int, text: str) -> int:
         """Write a text at `end`, drop what lies behind it, and return the new end.
@@ -213,8 +235,8 @@ class RunFolder(Callback):
             for name, tensors in models.items():
                 save_model(model_path(self.path, name), tensors)
             if clients is not None:
-                write_text(self.path / CLIENTS, json.dumps(clients, indent=1) + "\n")
-            write_text(self.path / SUMMARY, json.dumps(summary.as_dict(), indent=2) + "\n")
+                write_text(self.path / CLIENTS, json_text(clients, indent=1) + "\n")
+            write_text(self.path / SUMMARY, json_text(summary.as_dict(), indent=2) + "\n")
 
 
 def model_path(folder: Path, name: str = "global") -> Path:

@@ -79,26 +79,19 @@ class Record:
         return sum(losses) / len(losses) if losses else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as plain values, without what is empty; numbers that are not finite are None."""
-        plain = {**asdict(self), "hops": [_finite(hop.as_dict()) for hop in self.hops], "train_loss": self.train_loss}
-        return {k: v for k, v in _finite(plain).items() if k == "hops" or v not in (None, {})}
+        """Return the record as plain values, without what is empty."""
+        plain = {**asdict(self), "hops": [hop.as_dict() for hop in self.hops], "train_loss": self.train_loss}
+        return {k: v for k, v in plain.items() if k == "hops" or v not in (None, {})}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Record:
-        """Return the record that `as_dict` wrote."""
+        """Return the record that `as_dict` gave, or that came back from its JSON."""
         given: dict[str, Any] = {k: v for k, v in plain.items() if k not in ("hops", "train_loss")}
         usual = {"round": plain["round"] - 1, "attempt": 0, "status": "arrived"}
         hops = [HopRecord(**{**usual, **hop}) for hop in plain["hops"]]
         return cls(hops=hops, **_numbers(given))
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables with None for numbers that are not finite, which JSON does not know."""
-    return {
-        k: _finite(v) if isinstance(v, dict) else None if isinstance(v, float) and not math.isfinite(v) else v
-        for k, v in values.items()
-    }
-
-
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested tables with NaN for None, which stands for it in JSON."""
     return {k: _numbers(v) if isinstance(v, dict) else math.nan if v is None else v for k, v in values.items()}

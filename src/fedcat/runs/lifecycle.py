@@ -24,8 +24,8 @@ class Lifecycle(ABC):
         Who is told.
     resumed : bool
         Whether it continues from a state.
-    error : BaseException or None
-        Why it failed.
+    error, error_in_callback : BaseException or None, bool
+        Why it failed, and whether a callback raised it.
     early_notes, late_notes : sequence of str
         Lines that the user should read, before and after the rounds.
     """
@@ -37,8 +37,13 @@ class Lifecycle(ABC):
         self.callbacks: list[Callback] = []
         self.resumed = False
         self.error: BaseException | None = None
+        self.error_in_callback = False
         self._status = ""
         self._stopping = False
+
+    def _renew(self) -> None:
+        """Forget how it ended, to go on from a state."""
+        self.error, self.error_in_callback, self._status, self._stopping = None, False, "", False
 
     @property
     @abstractmethod
@@ -81,13 +86,16 @@ class Lifecycle(ABC):
             yield
         except Exception as error:
             error.add_note(f"in {what}, run {self.name!r}")
+            self.error_in_callback |= self.error is None
             self.error = self.error or error
             self._stopping = True
 
     def stop(self, why: str = "") -> None:
         """Stop this run at the end of the round; the others go on."""
+        if self.done:
+            return
         self._stopping = True
-        if self.error is None and not self._status:
+        if self.error is None:
             reason = f": {why}" if why else ""
             self.late_notes.append(f"stopped after round {len(self.history)} of {self.rounds}{reason}")
 
@@ -102,10 +110,12 @@ class Lifecycle(ABC):
                 self._finish()
         self._status = self._outcome()
         self.late_notes += [*([_described(self.error)] if self._status == "failed" else []), *self._closing_notes()]
-        self.tell("on_end")
-        if isinstance(self.error, Exception) and self._status != "failed":  # a callback failed at the end
-            self._status = "failed"
-            self.late_notes.append(_described(self.error))
+        for callback in reversed(self.callbacks):  # the first one, which writes the run's directory, is told last
+            with self._failing_alone(f"on_end of the callback {type(callback).__name__}"):
+                callback.on_end(self)  # type: ignore[arg-type]
+            if self.error_in_callback and self._status != "failed":
+                self._status = "failed"
+                self.late_notes.append(_described(self.error))
 
     def _outcome(self) -> str:
         if isinstance(self.error, KeyboardInterrupt):

@@ -77,9 +77,19 @@ class Result:
         return self.values("accuracy")
 
     @property
-    def accuracy(self) -> float:
-        """The last test accuracy."""
-        return self.accuracies[-1]
+    def metrics(self) -> dict[str, float | None]:
+        """The final model's metrics on the test data."""
+        return {name: figures.final for name, figures in self.summary.metrics["global"].items()}
+
+    @property
+    def accuracy(self) -> float | None:
+        """The final test accuracy; None if there are no classes."""
+        return self.metrics.get("accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        """The final mean loss on the test data."""
+        return self.metrics.get("loss")
 
     @property
     def final(self) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError
 from fedcat.data.federation import EvaluationSet, Federation
 from fedcat.engines.base import Engine, Job
-from fedcat.engines.evaluation import Evaluation, Scores, evaluate
+from fedcat.engines.evaluation import Evaluation, Scores, evaluate, outputs_of
 from fedcat.methods.base import Method
 from fedcat.models.metrics import ClientScores, make_metrics, make_monitor
 from fedcat.protocol.hop import Hop
@@ -27,6 +28,8 @@ from fedcat.runs.result import Result
 from fedcat.runs.summary import Decisions, RunSummary, summarize
 
 STATE_VERSION = 1
+TRIED = 100
+"""Test samples on which metrics are tried."""
 HELD_OUT = ("validation", "client_test")
 """The clients' own data that the global model is evaluated on."""
 
@@ -123,7 +126,7 @@ class Run(Lifecycle):
 
     def came_late(self, hop: Hop, reply: Reply) -> None:
         """Count the bytes of a reply to a hop that was given up."""
-        self.ledger.late(hop, reply.bytes_up)
+        self.ledger.add_up(hop, reply.bytes_up)
 
     def wrong_row(self) -> str | None:
         """Return what is wrong with the method's global row, or None."""
@@ -136,13 +139,18 @@ class Run(Lifecycle):
 
     # Evaluation
 
+    @property
+    def behind(self) -> bool:
+        """Whether the method has completed a round that is not recorded."""
+        return len(self.history) < min(self.method.round, self.rounds)
+
     def due(self) -> dict[tuple[str, str], Evaluation]:
         """Return the evaluations before the next round is recorded, by data and model; none if none is due.
 
         After the last round the method is closed first.
         """
         number = len(self.history) + 1
-        if number > min(self.method.round, self.rounds):
+        if not self.behind:
             return {}
         if number == self.rounds and not self._closed:
             self.method.close()
@@ -163,6 +171,22 @@ class Run(Lifecycle):
         together = engine.name == "stacked" and not engine.exact
         return Evaluation(layout, row, on.to(layout.device), list(self.metrics.values()), per_client, together)
 
+    def try_metrics(self) -> None:
+        """Raise a `SettingError` if a metric fails on a few samples, before the first round and not after it."""
+        layout, test = self.task.layout, self.federation.test
+        on = EvaluationSet(test, np.arange(min(TRIED, len(test)))).to(layout.device)
+        outputs = outputs_of(layout, self.method.models()["global"], on)
+        for metric in self.metrics.values():
+            try:
+                metric.value(outputs, on.targets(layout.dtype))
+            except SettingError:
+                raise
+            except Exception as error:  # whatever a user's metric raises
+                raise SettingError(
+                    f"metric {metric.name!r} fails on outputs of shape {tuple(outputs.shape)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+
     def score(self) -> Scores:
         """Return the global model's metrics on the test data."""
         (found,) = evaluate([self.evaluation(self.method.models()["global"], self.federation.test_set)])
@@ -179,17 +203,9 @@ class Run(Lifecycle):
     def record(self, scores: Mapping[tuple[str, str], Scores | ClientScores]) -> Record | None:
         """Record the next round if it is complete, with the results of what was due."""
         number = len(self.history) + 1
-        if number > min(self.method.round, self.rounds):
+        if not self.behind:
             return None
-        down, up = self.ledger.until(number)
-        record = Record(
-            round=number,
-            metrics={},
-            up=up,
-            down=down,
-            seconds=round(self.seconds, 4),
-            hops=self.ledger.of_round(number - 1),
-        )
+        record = Record(number, seconds=round(self.seconds, 4), hops=self.ledger.of_round(number - 1))
         for (name, model), found in scores.items():
             if isinstance(found, ClientScores):
                 setattr(record, name, {m.name: found.spread(m) for m in self.metrics.values()})
@@ -198,6 +214,7 @@ class Run(Lifecycle):
                 record.metrics = found
             else:
                 record.others[model] = found
+        record.down, record.up = self.ledger.until(number)
         record.evaluation = self.ledger.evaluation
         self.history.append(record)
         self.ledger.forget(number)
@@ -216,8 +233,7 @@ class Run(Lifecycle):
 
         If it steers the method, that is training traffic.
         """
-        clients, row = len(found.clients), self.method.models()["global"]
-        down, up = clients * row.nbytes, clients * 8 * (len(self.metrics) + 1)
+        down, up = self._evaluation_bytes(found)
         if name == "validation" and type(self.method).validated is not Method.validated:
             self.ledger.down += down
             self.ledger.up += up
@@ -225,10 +241,20 @@ class Run(Lifecycle):
         else:
             self.ledger.evaluation += down + up
 
+    def _evaluation_bytes(self, found: ClientScores) -> tuple[int, int]:
+        row = self.method.models()["global"]
+        return len(found.clients) * row.nbytes, len(found.clients) * 8 * (len(self.metrics) + 1)
+
     def _finish(self) -> None:
         """Evaluate the final model on each client, if that is wanted."""
         if self.settings.per_client:
-            self.clients = self.client_scores().rows()
+            found, names = self.client_scores(), self.federation.client_names
+            trained = self.federation.client_test is None
+            if trained:  # the clients' test data was evaluated after the last round, and counted then
+                self.ledger.evaluation += sum(self._evaluation_bytes(found))
+            about = {"data": "training" if trained else "test"}
+            rows = [(row, {"name": names[row["client"]]} if names else {}) for row in found.rows()]
+            self.clients = [{**row, **about, **name} for row, name in rows]
 
     def _closing_notes(self) -> list[str]:
         """Return notes on replies that are missing and on numbers that are not finite."""
@@ -280,10 +306,8 @@ class Run(Lifecycle):
         """
         kept = any(callback.keeps_history for callback in self.callbacks)
         return {
-            "version": STATE_VERSION,
+            **self._identity(),
             "run": self.name,
-            "method": self.settings.method,
-            "federation": self.federation.hash,
             "rounds": len(self.history),
             "history": None if kept else [record.as_dict() for record in self.history],
             "server": self.method.state(),
@@ -293,6 +317,13 @@ class Run(Lifecycle):
             "notes": list(self.late_notes),
             "callbacks": [[type(callback).__name__, callback.state()] for callback in self.callbacks],
         }
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a state and the run that continues from it must have in common."""
+        net = f"{self.settings.net}, {self.task.layout.size:,} numbers"
+        settings, federation = self.settings, self.federation.hash
+        method, seed = settings.method, settings.seed
+        return {"version": STATE_VERSION, "method": method, "seed": seed, "net": net, "federation": federation}
 
     def restore(self, state: Mapping[str, Any], history: Sequence[Record] | None = None) -> None:
         """Continue from a state.
@@ -304,13 +335,23 @@ class Run(Lifecycle):
         history : sequence of Record, optional
             The records, if the state does not hold them because a callback keeps them.
         """
-        own = {"version": STATE_VERSION, "method": self.settings.method, "federation": self.federation.hash}
-        for name, value in own.items():
+        for name, value in self._identity().items():
             if state[name] != value:
-                raise SettingError(f"the state is of another run: its {name} is {state[name]!r}, this one's {value!r}")
+                hint = "; the data, its partition or their seed differ" if name == "federation" else ""
+                raise SettingError(
+                    f"the state is of another run: its {name} is {state[name]!r}, this one's {value!r}{hint}"
+                )
+        if history is None and state["history"] is None:
+            raise SettingError(
+                "the state does not hold the history, which the run's directory keeps: pass it as "
+                "restore(state, read_history(directory)), from fedcat.runs.folder"
+            )
         records = [Record.from_dict(one) for one in state["history"]] if history is None else list(history)
         if len(records) < state["rounds"]:
             raise SettingError(f"the state is of round {state['rounds']}, but the history ends at {len(records)}")
+        self._renew()
+        self._closed, self.clients = False, None
+        self.reply_check.forget()
         self.history = records[: state["rounds"]]
         self.method.restore(state["server"])
         self.ledger.restore(state["ledger"])

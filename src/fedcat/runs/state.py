@@ -24,15 +24,17 @@ MARK = "$"
 def encode(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return a state as JSON values and the tensors in it; raise a `TypeError` for a type that is not known.
 
-    Known are None, bool, int, float, str, list, mappings with strings as keys, tensors and NumPy arrays. Tuples and
-    other keys would come back as something else, so they are refused.
+    Known are None, bool, int, float, str, list, dict with strings as keys, tensors and NumPy arrays. Tuples, other
+    mappings and other keys would come back as something else, so they are refused.
     """
     tensors: dict[str, Tensor] = {}
     return _encoded(state, "state", tensors), tensors
 
 
-def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Any:
-    """Return the state that `encode` took; tensors that were on a GPU are put on `device`."""
+def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | str | None = None) -> Any:
+    """Return the state that `encode` took; tensors that were on a GPU are put on `device`, by default on the GPU."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if isinstance(plain, list):
         return [decode(value, tensors, device) for value in plain]
     if not isinstance(plain, Mapping):
@@ -54,8 +56,8 @@ def save_state(path: Path, state: Any) -> None:
         save_file(tensors, temporary, metadata={"state": json.dumps(plain, allow_nan=False)})
 
 
-def load_state(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Read a state from a file."""
+def load_state(path: Path, device: torch.device | str | None = None) -> Any:
+    """Read a state from a file; tensors that were on a GPU are put on `device`, by default on the GPU."""
     try:
         with safe_open(path, "pt") as file:
             plain = json.loads((file.metadata() or {})["state"])
@@ -80,12 +82,12 @@ def _encoded(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         name = str(len(tensors))
         tensors[name] = torch.from_numpy(np.array(value))
         return {f"{MARK}array": name}
-    if isinstance(value, Mapping):
+    if type(value) is dict:
         for key in value:
             if type(key) is not str or key.startswith(MARK):
                 raise TypeError(f"{place} has the key {key!r}: keys must be strings that do not begin with {MARK}")
         return {key: _encoded(part, f"{place}.{key}", tensors) for key, part in value.items()}
     raise TypeError(
-        f"{place} is a {type(value).__name__}: a state may hold None, bool, int, float, str, list, mappings with "
+        f"{place} is a {type(value).__name__}: a state may hold None, bool, int, float, str, list, dict with "
         "strings as keys, tensors and NumPy arrays"
     )

@@ -201,7 +201,7 @@ def summarize(run: Run) -> RunSummary:
         for name, value in run.score().items():
             figures["global"][name] = replace(figures["global"][name], final=value)
     last = next((record for record in reversed(history) if record.evaluated), Record(0))
-    hops = sum(len(record.hops) for record in history)
+    hops, moved = sum(len(record.hops) for record in history), sum(ledger.until(len(history)))
     cuda = layout.device.type == "cuda"
     return RunSummary(
         name=run.name,
@@ -213,7 +213,7 @@ def summarize(run: Run) -> RunSummary:
         validation=last.validation,
         client_test=last.client_test,
         bytes={"up": ledger.up, "down": ledger.down, "evaluation": ledger.evaluation},
-        relative_traffic=ledger.total / (2 * hops * layout.size * layout.dtype.itemsize) if hops else None,
+        relative_traffic=moved / (2 * hops * layout.size * layout.dtype.itemsize) if hops else None,
         seconds=round(run.seconds, 3),
         seconds_estimated=not run.alone,
         decisions=run.decisions,
