@@ -302,6 +302,7 @@ class Summing(FedAvg):
 def test_a_rules_row_algebra_gives_the_same_bits_whatever_is_beside(fixed, device, monkeypatch):
     if fixed:
         monkeypatch.setattr(width, "_matters", lambda *given: True)
+    torch.manual_seed(0)
     layout = layout_of(
         nn.Sequential(nn.Flatten(), nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 10)), torch.float32, device
     )

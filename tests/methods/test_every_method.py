@@ -113,7 +113,7 @@ def test_a_restore_at_any_moment_changes_no_bit(name, options, words):
     words = {"exact": True, "evaluate_every": 2, "run_name": name, **words}
     whole = drive(made(name, layout, "stacked", options, **words))
 
-    @settings(max_examples=4, deadline=None, derandomize=True)
+    @settings(max_examples=3, deadline=None, derandomize=True)
     @given(moment=integers(0, 20), order=integers(0, 1000), barrier=booleans())
     def check(moment, order, barrier):
         broken = made(name, layout, "stacked", options, **words)
