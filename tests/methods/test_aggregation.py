@@ -8,7 +8,7 @@ from helpers import drive, federation, layout_of, simulate, small_net, step
 
 import fedcat
 from fedcat.core.errors import SettingError
-from fedcat.methods import METHODS, FedAvg, FedCat
+from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.aggregation import AGGREGATORS, Aggregator, make_aggregator
 from fedcat.methods.average import weighted_mean
 from fedcat.runs.state import decode, encode
@@ -57,8 +57,8 @@ def test_an_aggregator_gets_the_rows_their_weights_and_what_they_started_from(me
         assert weights == [sum(int(FED.sizes[c[copy]]) for c in clients) for copy in range(3)]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in METHODS if name != "cyclic"])
-def test_every_averaging_method_takes_one(name):
+@pytest.mark.parametrize("name", ["fedavg", "fedcat", "fedcluster", "fedgen", "scaffold", "fedadam"])
+def test_methods_that_average_take_one(name):
     words = {**SHORT, "rounds": 2, "clients": 20}
     plain, other = (fedcat.run(method=name, aggregator=part, **words) for part in ("mean", halfway))
     assert plain.history[-1].loss != other.history[-1].loss

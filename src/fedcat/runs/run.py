@@ -120,13 +120,16 @@ class Run(Lifecycle):
         for hop, reply in admitted:
             self.ledger.received(hop, reply)
         self.method.absorb([reply for _, reply in admitted])
-        wrong = self.wrong_row()
-        if wrong is not None:
-            raise SettingError(wrong)
+        self._check_row()
 
     def came_late(self, hop: Hop, reply: Reply) -> None:
         """Count the bytes of a reply to a hop that was given up."""
         self.ledger.add_up(hop, reply.bytes_up)
+
+    def _check_row(self) -> None:
+        wrong = self.wrong_row()
+        if wrong is not None:
+            raise SettingError(wrong)
 
     def wrong_row(self) -> str | None:
         """Return what is wrong with the method's global row, or None."""
@@ -173,6 +176,7 @@ class Run(Lifecycle):
 
     def try_metrics(self) -> None:
         """Raise a `SettingError` if a metric fails on a few samples, before the first round and not after it."""
+        self._check_row()
         layout, test = self.task.layout, self.federation.test
         on = EvaluationSet(test, np.arange(min(TRIED, len(test)))).to(layout.device)
         outputs = outputs_of(layout, self.method.models()["global"], on)
