@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +201,20 @@ def make_metrics(parts: Sequence[Any], loss: LossFunction, classes: bool) -> dic
         if known != metric:
             raise SettingError(f"metrics must have different names, got {metric.name!r} twice: set Metric(name=...)")
     return found
+
+
+def try_metrics(metrics: Iterable[Metric], outputs: Tensor, targets: Tensor) -> None:
+    """Raise a `SettingError` if a metric fails on a few samples, before the first round and not after it."""
+    for metric in metrics:
+        try:
+            metric.value(outputs, targets)
+        except SettingError:
+            raise
+        except Exception as error:  # whatever a user's metric raises
+            raise SettingError(
+                f"metric {metric.name!r} fails on outputs of shape {tuple(outputs.shape)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def make_monitor(name: str, metrics: Mapping[str, Metric]) -> Metric:

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,22 +25,27 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.data.augment import make_augment
 from fedcat.data.dataset import Dataset, make_dataset
-from fedcat.data.federation import Federation
+from fedcat.data.federation import EvaluationSet, Federation
 from fedcat.data.partitions import PARTITIONS
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine
+from fedcat.engines.evaluation import outputs_of
 from fedcat.methods import Context, Method, make_method
 from fedcat.methods.aggregation import make_aggregator
 from fedcat.methods.selection import make_selector
 from fedcat.methods.server_optimizer import ServerOptimizerChoice
 from fedcat.models.layout import Layout
 from fedcat.models.losses import LossFunction, cross_entropy
+from fedcat.models.metrics import try_metrics
 from fedcat.models.nets import check_outputs, net_builder
 from fedcat.models.traits import traits
 from fedcat.protocol.local_optimizer import make_optimizer
 from fedcat.protocol.task import Task
 from fedcat.runs.run import Run
 from fedcat.runs.summary import Decisions
+
+TRIED = 100
+"""Test samples on which metrics are tried."""
 
 ONE_AT_A_TIME = RLock()
 """Held while a run is built and while it is executed: PyTorch's random generators and threads belong to the process."""
@@ -121,7 +127,10 @@ class Builder:
         if choice.forced:
             notes.append(f"engine {choice.name}: {choice.reason}")
         run = Run(name, settings, decisions, federation, method, task, engine, parts["metrics"], notes)
-        run.try_metrics()
+        run.check_row()
+        few = EvaluationSet(federation.test, np.arange(min(TRIED, len(federation.test)))).to(device)
+        outputs = outputs_of(layout, method.models()["global"], few)
+        try_metrics(run.metrics.values(), outputs, few.targets(layout.dtype))
         return run
 
     def _load(self, factory: Any, name: str, arguments: Mapping[str, Any]) -> Dataset | Federation:

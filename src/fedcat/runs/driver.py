@@ -150,7 +150,7 @@ class Driver:
         for reply in found:
             late = self._late.pop((reply.run, reply.hop), None)
             if late is not None:
-                late.run.came_late(late.hop, reply)
+                late.run.ledger.add_up(late.hop, reply.bytes_up)
             elif self._owed.pop((reply.run, reply.hop), None) is not None:
                 ended.append(reply)
         return [*ended, *self._give_up(engine)]

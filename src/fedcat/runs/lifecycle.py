@@ -41,6 +41,19 @@ class Lifecycle(ABC):
         self._status = ""
         self._stopping = False
 
+    def _callbacks_state(self) -> list[list[Any]]:
+        """Return the callbacks' state, each with the name of its class."""
+        return [[type(callback).__name__, callback.state()] for callback in self.callbacks]
+
+    def _restore_callbacks(self, states: Sequence[Sequence[Any]]) -> None:
+        """Restore the callbacks, matched by class; those that the state does not know begin afresh."""
+        waiting = [list(entry) for entry in states]
+        for callback in self.callbacks:
+            mine = next((entry for entry in waiting if entry[0] == type(callback).__name__), None)
+            if mine is not None:
+                waiting.remove(mine)
+                callback.restore(mine[1])
+
     def _renew(self) -> None:
         """Forget how it ended, to go on from a state."""
         self.error, self.error_in_callback, self._status, self._stopping = None, False, "", False

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +13,9 @@ from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError
 from fedcat.data.federation import EvaluationSet, Federation
 from fedcat.engines.base import Engine, Job
-from fedcat.engines.evaluation import Evaluation, Scores, evaluate, outputs_of
+from fedcat.engines.evaluation import Evaluation, Scores, evaluate
 from fedcat.methods.base import Method
 from fedcat.models.metrics import ClientScores, make_metrics, make_monitor
-from fedcat.protocol.hop import Hop
 from fedcat.protocol.ledger import Ledger
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.reply_check import NOT_FINITE, ReplyCheck
@@ -28,8 +26,6 @@ from fedcat.runs.result import Result
 from fedcat.runs.summary import Decisions, RunSummary, summarize
 
 STATE_VERSION = 1
-TRIED = 100
-"""Test samples on which metrics are tried."""
 HELD_OUT = ("validation", "client_test")
 """The clients' own data that the global model is evaluated on."""
 
@@ -120,13 +116,10 @@ class Run(Lifecycle):
         for hop, reply in admitted:
             self.ledger.received(hop, reply)
         self.method.absorb([reply for _, reply in admitted])
-        self._check_row()
+        self.check_row()
 
-    def came_late(self, hop: Hop, reply: Reply) -> None:
-        """Count the bytes of a reply to a hop that was given up."""
-        self.ledger.add_up(hop, reply.bytes_up)
-
-    def _check_row(self) -> None:
+    def check_row(self) -> None:
+        """Raise a `SettingError` if the method's global row is unsound."""
         wrong = self.wrong_row()
         if wrong is not None:
             raise SettingError(wrong)
@@ -173,23 +166,6 @@ class Run(Lifecycle):
         layout, engine = self.task.layout, self.engine
         together = engine.name == "stacked" and not engine.exact
         return Evaluation(layout, row, on.to(layout.device), list(self.metrics.values()), per_client, together)
-
-    def try_metrics(self) -> None:
-        """Raise a `SettingError` if a metric fails on a few samples, before the first round and not after it."""
-        self._check_row()
-        layout, test = self.task.layout, self.federation.test
-        on = EvaluationSet(test, np.arange(min(TRIED, len(test)))).to(layout.device)
-        outputs = outputs_of(layout, self.method.models()["global"], on)
-        for metric in self.metrics.values():
-            try:
-                metric.value(outputs, on.targets(layout.dtype))
-            except SettingError:
-                raise
-            except Exception as error:  # whatever a user's metric raises
-                raise SettingError(
-                    f"metric {metric.name!r} fails on outputs of shape {tuple(outputs.shape)}: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
 
     def score(self) -> Scores:
         """Return the global model's metrics on the test data."""
@@ -319,7 +295,7 @@ class Run(Lifecycle):
             "seconds": self.seconds,
             "alone": self.alone,
             "notes": list(self.late_notes),
-            "callbacks": [[type(callback).__name__, callback.state()] for callback in self.callbacks],
+            "callbacks": self._callbacks_state(),
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -360,12 +336,5 @@ class Run(Lifecycle):
         self.method.restore(state["server"])
         self.ledger.restore(state["ledger"])
         self.seconds, self.alone, self.late_notes = state["seconds"], state["alone"], list(state["notes"])
-        waiting = [part for name, part in state["callbacks"]]
-        names = [name for name, _ in state["callbacks"]]
-        for callback in self.callbacks:
-            name = type(callback).__name__
-            if name in names:
-                place = names.index(name)
-                callback.restore(waiting.pop(place))
-                names.pop(place)
+        self._restore_callbacks(state["callbacks"])
         self.resumed = True
