@@ -2,8 +2,8 @@
 
     python benchmarks/user_nets.py [--nets resnet8-gn vit ...] [--precisions fp32] [--engine stacked] [--json FILE]
 
-FedAvg rounds on random data, K = 10 of 100 clients, one local epoch, batches of 50, measured as `fedcat bench` does. The
-nets are written as users write them: residual blocks, GroupNorm or BatchNorm, stride 2, average pooling, GELU.
+FedAvg rounds on random data, K = 10 of 100 clients, one local epoch, batches of 50, measured as `fedcat bench` does.
+The nets are written as users write them: residual blocks, GroupNorm or BatchNorm, stride 2, average pooling, GELU.
 """
 
 from __future__ import annotations
