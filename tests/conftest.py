@@ -21,7 +21,6 @@ with contextlib.suppress(ImportError):
     hypothesis.settings.register_profile("fedcat", deadline=None)  # a busy machine is not a failure
     hypothesis.settings.load_profile("fedcat")
 
-from fedcat.models.traits import traits
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the tests were started in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -62,12 +61,9 @@ def real_data(request, tmp_path_factory):
 
 
 @pytest.fixture
-def replayed(monkeypatch):
+def captured(monkeypatch):
     """Let the stacked engine train as on a GPU, only that nothing is captured where there is none."""
-    monkeypatch.setattr(
-        "fedcat.engines.replayed.Replayed.takes",
-        lambda self, task: not traits(task.layout, task.pool).mixes_samples,
-    )
+    monkeypatch.setattr("fedcat.engines.captured.CapturedLaunches.takes", lambda self, task: True)
 
 
 @pytest.fixture

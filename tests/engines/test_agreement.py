@@ -7,8 +7,10 @@ from helpers import DEVICES, Attention, apart, digits_net, drive, federation, la
 from torch import nn
 
 from fedcat.data.federation import EvaluationSet
-from fedcat.engines import EngineChoice, StackedEngine, make, pick, width
+from fedcat.engines import EngineChoice, StackedEngine, make, pick
 from fedcat.engines.evaluation import Evaluation, evaluate
+from fedcat.engines.gradients import trials
+from fedcat.engines.gradients.vmap import VmapGradients
 from fedcat.methods import FedAvg, FedCat
 from fedcat.models.losses import cross_entropy
 from fedcat.models.metrics import make_metrics
@@ -281,9 +283,9 @@ def test_stacked_dropout_would_be_an_error_and_not_a_silent_mistake():
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("net", [small_net, lambda: NETS.get("digits-cnn")((1, 8, 8), 10), with_groups])
 def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, batch_size, fixed, device, monkeypatch):
-    """On a CPU also where the width of a stack is taken to matter, so that it is fixed."""
+    """On a CPU also where the size of a stack is taken to matter, so that it is fixed."""
     if fixed:
-        monkeypatch.setattr(width, "_matters", lambda *given: True)
+        monkeypatch.setattr(trials, "_size_matters", lambda *given: True)
     fed = federation([3, 9, 5, 13, 7, 4])
     layout = layout_of(net(), torch.float32, device)
 
@@ -301,9 +303,9 @@ def test_exact_mode_gives_the_same_bits_whatever_is_beside(net, batch_size, fixe
     assert torch.equal(alone, result(*[(FedAvg, 6)] * 4))
 
 
-def test_a_fixed_width_agrees_with_the_reference(monkeypatch):
-    monkeypatch.setattr(width, "_matters", lambda *given: True)
-    monkeypatch.setattr(width, "FIXED", 4)
+def test_a_fixed_size_agrees_with_the_reference(monkeypatch):
+    monkeypatch.setattr(trials, "_size_matters", lambda *given: True)
+    monkeypatch.setattr(trials, "FIXED", 4)
     fed = federation([3, 9, 5, 12, 7, 4, 20])
     rows = []
     for engine in ("sequential", "stacked"):
@@ -314,20 +316,21 @@ def test_a_fixed_width_agrees_with_the_reference(monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_widths(device):
+def test_stack_sizes(device):
     fed = federation(SIZES)
     layout = layout_of(small_net(), torch.float32, device)
     pool = fed.train.to(layout.device)
-    assert width.width_of(layout, pool, 4, exact=False) == width.Width(1, None)
-    exact = width.width_of(layout, pool, 4, exact=True)
-    assert exact in (width.Width(2, None), width.Width(width.FIXED, width.FIXED))
+    gradients = VmapGradients(layout, pool)
+    assert trials.stack_size(gradients, 4, exact=False) == trials.StackSize(1, None)
+    exact = trials.stack_size(gradients, 4, exact=True)
+    assert exact in (trials.StackSize(2, None), trials.StackSize(trials.FIXED, trials.FIXED))
     if device != "cpu":
-        assert exact.most == width.FIXED
+        assert exact.most == trials.FIXED
 
 
-def test_a_net_whose_bits_depend_on_the_width_is_found_out():
+def test_a_net_whose_bits_depend_on_the_size_of_a_stack_is_found_out():
     class Odd(nn.Module):
-        """Adds what it knows of the width of its stack: the storage behind its weights."""
+        """Adds what it knows of the size of its stack: the storage behind its weights."""
 
         def __init__(self):
             super().__init__()
@@ -337,7 +340,8 @@ def test_a_net_whose_bits_depend_on_the_width_is_found_out():
             return self.layer(x.flatten(1)) * (1 + 1e-6 * torch._C._functorch.get_unwrapped(x).shape[0])
 
     fed = federation(SIZES)
-    assert width.width_of(layout_of(Odd()), fed.train, 4, exact=True) == width.Width(width.FIXED, width.FIXED)
+    gradients = VmapGradients(layout_of(Odd()), fed.train)
+    assert trials.stack_size(gradients, 4, exact=True) == trials.StackSize(trials.FIXED, trials.FIXED)
 
 
 def test_exact_mode_trains_a_net_that_mixes_samples_one_at_a_time():

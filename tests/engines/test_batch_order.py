@@ -98,8 +98,8 @@ def test_a_rule_draws_from_the_hops_own_stream(task, engine):
     ]
 
 
-@pytest.mark.usefixtures("replayed")
-def test_a_rule_draws_from_the_hops_own_stream_also_in_replayed_steps(task):
+@pytest.mark.usefixtures("captured")
+def test_a_rule_draws_from_the_hops_own_stream_also_in_captured_steps(task):
     test_a_rule_draws_from_the_hops_own_stream(task, StackedEngine())
 
 

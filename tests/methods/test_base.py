@@ -23,7 +23,8 @@ from torch.nn import functional
 
 from fedcat.core.errors import SettingError
 from fedcat.core.rng import Purpose, random_stream, torch_seed
-from fedcat.engines import StackedEngine, width
+from fedcat.engines import StackedEngine
+from fedcat.engines.gradients import trials
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context, Outstanding, ServerWork, run_server_work
@@ -301,7 +302,7 @@ class Summing(FedAvg):
 @pytest.mark.parametrize("fixed", [False, True])
 def test_a_rules_row_algebra_gives_the_same_bits_whatever_is_beside(fixed, device, monkeypatch):
     if fixed:
-        monkeypatch.setattr(width, "_matters", lambda *given: True)
+        monkeypatch.setattr(trials, "_size_matters", lambda *given: True)
     torch.manual_seed(0)
     layout = layout_of(
         nn.Sequential(nn.Flatten(), nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 10)), torch.float32, device

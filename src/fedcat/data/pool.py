@@ -7,6 +7,7 @@ import math
 import numbers
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count
 
 import numpy as np
 import torch
@@ -62,6 +63,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+_ids = count()
+
+
 class Pool:
     """Inputs and targets of a dataset's training or test set.
 
@@ -75,6 +79,11 @@ class Pool:
     normalize : Normalize, optional
         How stored values become inputs. By default bytes are divided by 255, floating-point values are used as they
         are, and other integers (tokens) become int64.
+
+    Attributes
+    ----------
+    id : int
+        Tells pools apart: they are numbered as they are made, so a process that makes the same ones numbers them alike.
     """
 
     def __init__(self, x: object, y: object, normalize: Normalize | None = None) -> None:
@@ -100,6 +109,7 @@ class Pool:
         if normalize is not None and self.x.dim() > 1:
             normalize.check_channels(self.x.shape[1])
         self.normalize = normalize
+        self.id = next(_ids)
         self._moved: dict[torch.device, Pool] = {}
 
     def __len__(self) -> int:

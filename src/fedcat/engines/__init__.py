@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedcat.core.errors import unknown_name
 from fedcat.data.pool import Pool
 from fedcat.engines.base import Engine
-from fedcat.engines.chained import chained_of
+from fedcat.engines.gradients.manual import manual_gradients
 from fedcat.engines.sequential import SequentialEngine
 from fedcat.engines.stacked import StackedEngine
 from fedcat.engines.workers import WorkersEngine, can_fork
@@ -72,7 +72,7 @@ def pick(
         return EngineChoice(name, "as requested")
     if layout.device.type == "cuda":
         return EngineChoice("stacked", "on a GPU, stacking is faster for every net that can be stacked")
-    if plain and chained_of(layout, pool, batch_size) is not None:
+    if plain and manual_gradients(layout, pool, batch_size) is not None:
         return EngineChoice("stacked", "a small chain of layers: on a CPU, stacks of it are batched matrix products")
     work = found.flops * batch_size
     side = "below" if work < STACK_BELOW else "above"

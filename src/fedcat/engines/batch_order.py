@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -47,19 +49,24 @@ class BatchOrder:
     def __init__(self, task: Task, hop: Hop) -> None:
         self._mine = task.federation.indices(hop.client)
         self._rng = random_stream(task.seed, Purpose.BATCHES, hop.round, hop.client, hop.visit)
-        self.lengths = np.array(batch_lengths(len(self._mine), task.batch_size, task.join_lone), np.int64)
+        self.lengths = batch_lengths(len(self._mine), task.batch_size, task.join_lone)
         self.steps = hop.epochs * len(self.lengths)
 
-    def epoch(self) -> Ints:
-        """Return the next epoch's positions in the pool, [batches, length]; shorter batches are padded with -1."""
+    def write(self, index: NDArray[np.integer[Any]]) -> int:
+        """Write the next epoch's positions in the pool into the first of the batches [S, B]; return how many there are.
+
+        Shorter batches are padded with -1.
+        """
         order = self._mine[self._rng.permutation(len(self._mine))]
-        length = int(self.lengths.max())
-        index = np.full((len(self.lengths), length), -1, np.int64)
-        if self.lengths[0] == length:  # only the last batch may be shorter
-            index.reshape(-1)[: len(order)] = order
-        else:
-            index[np.arange(length) < self.lengths[:, None]] = order
-        return index
+        batches, size = len(self.lengths), self.lengths[0]
+        equal = batches - (self.lengths[-1] != size)  # only the last batch may have another length
+        rest = order[equal * size :]
+        index[:equal, :size] = order[: equal * size].reshape(equal, size)
+        index[:equal, size:] = -1
+        if len(rest):
+            index[equal, : len(rest)] = rest
+            index[equal, len(rest) :] = -1
+        return batches
 
 
 def drawn_by(job: tuple[Task, Hop], steps: int) -> dict[str, Tensor]:
@@ -114,6 +121,8 @@ def batches(task: Task, hop: Hop) -> tuple[Ints, Ints]:
     lengths : numpy.ndarray
         Number of real positions in each step, [steps].
     """
-    schedule = BatchOrder(task, hop)
-    index = np.concatenate([schedule.epoch() for _ in range(hop.epochs)])
-    return index, np.tile(schedule.lengths, hop.epochs)
+    order = BatchOrder(task, hop)
+    index = np.empty((order.steps, max(order.lengths)), np.int64)
+    for begin in range(0, order.steps, len(order.lengths)):
+        order.write(index[begin:])
+    return index, np.tile(order.lengths, hop.epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ class ProximalRule(LocalRule):
     """Adds mu/2 * ||w - start||^2 to the loss, through its gradient, before clipping and momentum."""
 
     mu: float
+    elementwise: ClassVar[bool] = True
 
     def gradient(self, g: Tensor, p: Tensor, start: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
         """Add the gradient of the proximal term."""

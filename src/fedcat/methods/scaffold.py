@@ -36,6 +36,7 @@ class ControlVariateRule(LocalRule):
 
     variant: str
     needs_sgd: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def gradient(self, g: Tensor, p: Tensor, start: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
         """Return the corrected gradient."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import prod
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedcat.core.errors import SettingError
 
 Tensors = Mapping[str, Tensor]
+T = TypeVar("T")
+_ids = count()
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,16 @@ class Layout:
     net : torch.nn.Module
         The net, on the device and in the floating-point type that the rows will have. It is kept, and
         switched between training and evaluation mode.
+
+    Attributes
+    ----------
+    id : int
+        Tells layouts apart. They are numbered as they are made: a process that makes the same ones numbers them alike.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.net = net
+        self.net, self.id = net, next(_ids)
+        self._once: dict[Hashable, Any] = {}
         self.whole = _Whole(net)
         trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
         if not trained:
@@ -65,6 +75,13 @@ class Layout:
         self.integers = {n: b.clone() for n, b in net.named_buffers() if not b.is_floating_point()}
         self.kept = {n: t for n, t in self.outside(net).items() if n in state}
         """The tensors outside the row that are part of the net's state."""
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Return what `find` returned when it was first called for this net and `key`."""
+        if key not in self._once:
+            self._once[key] = find()
+        found: T = self._once[key]
+        return found
 
     def outside(self, net: nn.Module) -> dict[str, Tensor]:
         """Return the tensors of `net`, a net of this layout, that are not in the row."""

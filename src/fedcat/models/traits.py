@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcat.core.precision import plain_attention, precision_context
 from fedcat.data.pool import Pool
+from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Layout, Tensors
 
 
@@ -42,14 +42,13 @@ class Traits:
     channels_last: bool
 
 
-_found: WeakKeyDictionary[Layout, Traits] = WeakKeyDictionary()
+EXTRA = 2
+"""Padded places in the trial of a stack."""
 
 
 def traits(layout: Layout, pool: Pool) -> Traits:
     """Return a net's traits, found once per layout on the first samples of `pool`."""
-    if layout not in _found:
-        _found[layout] = _examine(layout, pool)
-    return _found[layout]
+    return layout.once("traits", lambda: _examine(layout, pool))
 
 
 def _examine(layout: Layout, pool: Pool) -> Traits:
@@ -161,21 +160,30 @@ def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
     single = [torch.cat(parts) for parts in zip(*alone, strict=True)]
     if any(not _same(a, b) for a, b in zip(together, single, strict=True)):
         return "stacked copies do not give the same results or gradients as single ones"
+    padded = _results(layout, rows, x, stacked=True, extra=EXTRA)
+    if any(not _same(a, b) for a, b in zip(padded, single, strict=True)):
+        return "it mixes the samples of a batch in other ways than batch normalization, so batches cannot be padded"
     return ""
 
 
 def _results(
-    layout: Layout, rows: Tensor, x: Tensor, stacked: bool = False, turned: Collection[str] = ()
+    layout: Layout, rows: Tensor, x: Tensor, stacked: bool = False, turned: Collection[str] = (), extra: int = 0
 ) -> list[Tensor]:
-    """Return logits, new buffers and gradients of rows [R, D], each with the leading dimension R."""
-    size = layout.parameter_size
+    """Return logits, new buffers and gradients of rows [R, D], each with the leading dimension R.
+
+    A stack's batches are padded with `extra` samples, which must not matter.
+    """
+    size, real = layout.parameter_size, len(x)
+    x = torch.cat([x, x[torch.arange(extra) % real]]) if extra else x
+    mask = (torch.arange(len(x), device=x.device) < real).to(layout.dtype) if extra else None
     with torch.enable_grad():
         leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(rows[:, :size]).items()}
         buffers = layout.buffer_views(rows[:, size:])
 
         def run(parameters: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             net = layout.bind(parameters, buffers)
-            return net.logits(x), net.buffers
+            with masked_batch_norm(mask):
+                return net.logits(x)[:real], net.buffers
 
         if stacked:
             with plain_attention():

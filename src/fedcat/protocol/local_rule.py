@@ -119,9 +119,13 @@ class LocalRule:
     ----------
     needs_sgd : bool
         Whether the rule is made for steps of SGD, so that another local optimizer is refused.
+    elementwise : bool
+        Whether `gradient` and `after` add, subtract and multiply numbers at the same place only, with no sums or norms
+        over a row. Exact mode then need not run them row by row.
     """
 
     needs_sgd: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
 
     def draw(self, rng: np.random.Generator, task: Task, hop: Hop, steps: int) -> dict[str, Tensor]:
         """Return the random numbers that `loss` needs: tensors with a leading dimension `steps`."""

@@ -50,6 +50,8 @@ class Reply:
         How long the training took. Hops that an engine trains in one launch share its time by their steps.
     run : str
         The name of the run that the hop belongs to: an engine may train hops of several.
+    finite : bool or None
+        Whether all its numbers are finite, if the engine has looked; the reply check looks otherwise.
     """
 
     hop: HopId
@@ -64,6 +66,7 @@ class Reply:
     bytes_up: int = 0
     seconds: float = 0.0
     run: str = ""
+    finite: bool | None = None
 
     def __post_init__(self) -> None:
         if self.end is not None and not self.bytes_up:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply
@@ -66,27 +67,33 @@ class ReplyCheck:
         return reply
 
     def _bad_numbers(self, known: list[tuple[Hop, Reply]]) -> dict[HopId, str]:
-        """Return why replies are refused for their numbers, by hop id; all of them are read in one transfer."""
-        checked = [(hop, reply, reply.end) for hop, reply in known if reply.end is not None]
-        if not checked:
-            return {}
-        ends = torch.stack([end for _, _, end in checked])
-        finite = torch.isfinite(ends).all(1)
-        extra = [(n, t) for n, (_, r, _) in enumerate(checked) for t in (*r.uploads.values(), *r.memory.values())]
-        if extra:
-            sound = torch.stack([torch.isfinite(t).all().to(ends.device) for _, t in extra])
-            unsound = torch.zeros_like(finite, dtype=torch.int64)
-            unsound.index_add_(0, torch.tensor([n for n, _ in extra], device=ends.device), (~sound).long())
-            finite &= unsound == 0
-        sizes = torch.zeros(len(ends), dtype=torch.float64, device=ends.device)
-        if self.bound is not None:
-            moved = ends - torch.stack([hop.start for hop, _, _ in checked])
-            sizes = torch.linalg.vector_norm(moved, dim=1).to(torch.float64)
-        bad = {}
-        answers = torch.stack([finite.to(torch.float64), sizes], 1).tolist()
-        for (hop, _, _), (all_finite, norm) in zip(checked, answers, strict=True):
-            if not all_finite:
-                bad[hop.id] = NOT_FINITE
-            elif self.bound is not None and norm > self.bound:
-                bad[hop.id] = f"an update of norm {norm:.3g}, above the bound {self.bound:g}"
+        """Return why replies are refused for their numbers, by hop id."""
+        checked = [(hop, reply) for hop, reply in known if reply.end is not None]
+        finite = _finite([reply for _, reply in checked])
+        bad = {hop.id: NOT_FINITE for (hop, _), sound in zip(checked, finite, strict=True) if not sound}
+        if self.bound is not None and checked:
+            moved = torch.stack([reply.end - hop.start for hop, reply in checked if reply.end is not None])
+            norms = torch.linalg.vector_norm(moved, dim=1).tolist()
+            for (hop, _), norm in zip(checked, norms, strict=True):
+                if norm > self.bound and hop.id not in bad:
+                    bad[hop.id] = f"an update of norm {norm:.3g}, above the bound {self.bound:g}"
         return bad
+
+
+def _finite(replies: Sequence[Reply]) -> list[bool]:
+    """Return which replies hold only finite numbers; those that their engine has not looked at are read together."""
+    found = [reply.finite for reply in replies]
+    left = [place for place, known in enumerate(found) if known is None]
+    if left:
+        tensors = [(place, t) for place in left for t in _tensors(replies[place])]
+        sound = torch.stack(
+            [torch.isfinite(t).all().to(tensors[0][1].device) for _, t in tensors]
+        ).tolist()  # one transfer
+        for place in left:
+            found[place] = all(ok for (owner, _), ok in zip(tensors, sound, strict=True) if owner == place)
+    return [bool(known) for known in found]
+
+
+def _tensors(reply: Reply) -> list[Tensor]:
+    end = [] if reply.end is None else [reply.end]
+    return [*end, *reply.uploads.values(), *reply.memory.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ class Task:
         """Return how many samples `client` holds."""
         return int(self.federation.sizes[client])
 
-    @property
+    @cached_property
     def padding(self) -> int:
         """The length, two or more, to which batches are padded if it must not depend on what else is trained."""
         return max(2, min(self.batch_size + self.join_lone, int(self.federation.sizes.max())))

@@ -24,7 +24,9 @@ GENERATOR = Generator(noise=3, classes=4, hidden=5, latent=6)
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_its_two_terms_it_is_fedavg_bit_for_bit(engine, dtype, monkeypatch):
-    monkeypatch.setattr("fedcat.engines.stacked.chained_of", lambda *given: None)  # only other losses go without
+    monkeypatch.setattr(
+        "fedcat.engines.gradients.choose.manual_gradients", lambda *given: None
+    )  # only other losses go without
     layout = layout_of(digits_net(), dtype)
     words = {"rounds": 4, "momentum": 0.5, "exact": True}
     gen = simulate(FedGen, FED, layout, engine, options={**SMALL, "a": 0.0, "b": 0.0}, **words)
@@ -37,7 +39,7 @@ def test_without_its_two_terms_it_is_fedavg_bit_for_bit(engine, dtype, monkeypat
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 def test_the_first_round_is_fedavgs_and_the_second_is_not(engine, monkeypatch):
-    monkeypatch.setattr("fedcat.engines.stacked.chained_of", lambda *given: None)
+    monkeypatch.setattr("fedcat.engines.gradients.choose.manual_gradients", lambda *given: None)
     layout = layout_of(digits_net(), torch.float32)
     gen = simulate(FedGen, FED, layout, engine, options=SMALL, exact=True, rounds=3)
     plain = simulate(FedAvg, FED, layout, engine, exact=True, rounds=3)

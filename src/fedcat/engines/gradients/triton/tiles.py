@@ -19,14 +19,6 @@ def _tile(warps: int = 4, stages: int = 2, **sizes: int) -> Tile:
     return {**sizes, "num_warps": warps, "num_stages": stages}
 
 
-def conv_lanes(mode: str, channels: int, merged: bool) -> int:
-    """Return the number of lanes for a convolution's input channels: four values are loaded faster than three.
-
-    `merged`: the positions of its pooling windows are columns.
-    """
-    return 4 if channels == 3 and (mode == "bf16" or (mode == "tf32" and not merged)) else channels
-
-
 def conv_forward_tile(mode: str, apart: bool) -> Tile:
     """Return the tile of a convolution; `apart`: each position of a pooling window is computed separately."""
     if apart:

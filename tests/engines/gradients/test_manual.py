@@ -8,9 +8,11 @@ from torch import nn
 
 from fedcat.data.pool import Pool
 from fedcat.engines import StackedEngine, make
-from fedcat.engines.chained import Chained, chained_of
-from fedcat.engines.fused.chain import chain_of
-from fedcat.engines.width import trial_rows, vmapped_gradients
+from fedcat.engines.gradients.base import Step
+from fedcat.engines.gradients.chain import chain_of
+from fedcat.engines.gradients.manual import ManualGradients, manual_gradients
+from fedcat.engines.gradients.trials import trial_step
+from fedcat.engines.gradients.vmap import VmapGradients
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.models.nets import CenterCrop
 
@@ -44,10 +46,11 @@ def pool_of(shape=(1, 8, 8), seed=0, **words):
 def test_gradients_are_those_of_autograd(name, dtype):
     torch.manual_seed(0)
     pool, layout = pool_of(), layout_of(NETS[name](), dtype)
-    rows, index = trial_rows(layout, pool, 3, 5)
-    (mine,) = Chained(chain_of(layout, pool)).of_samples(layout, pool, rows, index)
-    right = torch.cat([part.reshape(3, -1) for part in vmapped_gradients(layout, pool, rows, index)], 1)
+    made = ManualGradients(layout, pool, chain_of(layout, pool))
+    step = trial_step(made, 3, 5)
+    (losses, mine, _), (right_losses, right, _) = made.of(step), VmapGradients(layout, pool).of(step)
     assert apart(mine, right) < (1e-14 if dtype == torch.float64 else 1e-6)
+    assert apart(losses, right_losses) < (1e-14 if dtype == torch.float64 else 1e-6)
 
 
 def test_of_equal_values_in_a_window_the_first_wins():
@@ -58,20 +61,17 @@ def test_of_equal_values_in_a_window_the_first_wins():
     )
     layout = layout_of(net)
     pool = Pool(np.random.default_rng(0).integers(2, size=(40, 1, 8, 8)).astype(float), np.arange(40) % 10)
-    rows, index = trial_rows(layout, pool, 2, 6)
-    (mine,) = Chained(chain_of(layout, pool)).of_samples(layout, pool, rows, index)
-    right = torch.cat([part.reshape(2, -1) for part in vmapped_gradients(layout, pool, rows, index)], 1)
-    assert apart(mine, right) < 1e-14
+    made = ManualGradients(layout, pool, chain_of(layout, pool))
+    step = trial_step(made, 2, 6)
+    assert apart(made.of(step)[1], VmapGradients(layout, pool).of(step)[1]) < 1e-14
 
 
 def test_samples_that_do_not_count_change_nothing():
     pool, layout = pool_of(), layout_of(digits_net())
-    rows, index = trial_rows(layout, pool, 2, 5)
-    made = Chained(chain_of(layout, pool))
-    mask = torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.float64)
-    x = pool.inputs(index, layout.dtype)
-    losses, g = made.gradients(rows, x, pool.y[index], mask)
-    few, few_g = made.gradients(rows[:1], x[:1, :3], pool.y[index][:1, :3], None)
+    made = ManualGradients(layout, pool, chain_of(layout, pool))
+    step = trial_step(made, 2, 5)
+    losses, g, _ = made.of(step)
+    few, few_g, _ = made.of(Step(step.p[:1], step.buffers[:1], step.index[:1, :3], padded=False))
     assert apart(g[0], few_g[0]) < 1e-14
     assert torch.allclose(losses[:1], few, rtol=1e-14)
 
@@ -91,13 +91,13 @@ def test_training_by_hand_agrees_with_the_sequential_engine(method, exact):
 
 def test_what_goes_without():
     layout, pool = layout_of(digits_net(), torch.float32), pool_of()
-    assert isinstance(chained_of(layout, pool, 10), Chained)
-    assert chained_of(layout, pool, 10_000) is None
-    assert chained_of(layout_of(small_net()), pool, 10) is None
+    assert isinstance(manual_gradients(layout, pool, 10), ManualGradients)
+    assert manual_gradients(layout, pool, 10_000) is None
+    assert manual_gradients(layout_of(small_net()), pool, 10) is None
     large = nn.Sequential(nn.Flatten(), nn.Linear(64, 4000), nn.ReLU(), nn.Linear(4000, 10))
-    assert chained_of(layout_of(large), pool, 1) is None
+    assert manual_gradients(layout_of(large), pool, 1) is None
     norm = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LocalResponseNorm(3), nn.Flatten(), nn.Linear(144, 10))
-    assert chained_of(layout_of(norm), pool, 10) is None
+    assert manual_gradients(layout_of(norm), pool, 10) is None
     for method, precision in ((FedGen, "fp32"), (FedAvg, "bf16")):
         sim = simulate(method, federation([4, 4, 4]), layout, make("stacked", precision=precision), rounds=1)
         assert sim.engine.kernels(sim.task) == "torch.vmap"
@@ -105,23 +105,23 @@ def test_what_goes_without():
 
 def test_nothing_is_kept_after_a_step():
     layout, pool = layout_of(digits_net()), pool_of()
-    made = chained_of(layout, pool, 10)
+    made = manual_gradients(layout, pool, 10)
     held = [name for layer in made.layers for name, value in vars(layer).items() if isinstance(value, torch.Tensor)]
     assert held == []
 
 
 def test_gradients_that_differ_are_not_used(monkeypatch):
-    gradients = Chained.gradients
+    gradients = ManualGradients.gradients
 
     def wrong(self, *given):
         losses, g = gradients(self, *given)
         return losses, g * 1.1
 
-    monkeypatch.setattr(Chained, "gradients", wrong)
+    monkeypatch.setattr(ManualGradients, "gradients", wrong)
     layout, pool = layout_of(digits_net()), pool_of()
-    with pytest.warns(UserWarning, match="hand-written gradients differ from autograd's by 0.1: training continues"):
-        assert chained_of(layout, pool, 10) is None
-    assert chained_of(layout, pool, 10) is None
+    with pytest.warns(UserWarning, match="hand-written gradients cannot be used .its gradients differ"):
+        assert manual_gradients(layout, pool, 10) is None
+    assert manual_gradients(layout, pool, 10) is None
 
 
 def test_exact_bits_do_not_depend_on_what_is_beside():

@@ -1,4 +1,4 @@
-"""Hand-written gradients for stacks of a chain of layers on a CPU, as batched matrix products.
+"""Gradients by hand for stacks of a chain of layers on a CPU, as batched matrix products.
 
 For a step of a small net, `torch.vmap` and autograd run several hundred small operations; this runs about seventy.
 Images are stored channels last, [R, B, H, W, C]; a convolution multiplies the patches under its kernel.
@@ -6,17 +6,16 @@ Images are stored channels last, [R, B, H, W, C]; a convolution multiplies the p
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from math import prod
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from fedcat.data.pool import Pool
-from fedcat.engines.fused.chain import Chain, Conv, Linear, chain_of
-from fedcat.engines.width import trial_rows, vmapped_gradients
+from fedcat.engines.gradients.base import Found, Gradients, Step
+from fedcat.engines.gradients.chain import Chain, Conv, Linear, chain_of
+from fedcat.engines.gradients.trials import disagrees
 from fedcat.models.layout import Layout
 
 MOST_PATCHES = 150_000
@@ -25,59 +24,50 @@ MOST_PARAMETERS = 250_000
 """Number of parameters up to which a net is small: all rows of a launch are in memory several times."""
 SHORT = 16
 """Contiguous values below which patches are gathered by index; longer contiguous runs are faster to copy."""
-LIMIT = 0.02
-"""Largest difference of a gradient from autograd's, relative to its norm; see `fused.trial`."""
-
-_found: WeakKeyDictionary[Layout, WeakKeyDictionary[Pool, Chained | None]] = WeakKeyDictionary()
 
 
-def chained_of(layout: Layout, pool: Pool, batch: int) -> Chained | None:
-    """Return a net's hand-written gradients, or None if they do not apply, are slower or differ from autograd's."""
+def manual_gradients(layout: Layout, pool: Pool, batch: int) -> ManualGradients | None:
+    """Return a net's gradients by hand, or None if there are none, if they are slower or differ from autograd's."""
     if layout.device.type != "cpu" or layout.parameter_size > MOST_PARAMETERS:
         return None
-    known = _found.setdefault(layout, WeakKeyDictionary())
-    if pool not in known:
-        known[pool] = _tried(layout, pool)
-    found = known[pool]
+    found = layout.once(("manual gradients", pool.id), lambda: _tried(layout, pool))
     return found if found is not None and batch * found.patches <= MOST_PATCHES else None
 
 
-def _tried(layout: Layout, pool: Pool) -> Chained | None:
+def _tried(layout: Layout, pool: Pool) -> ManualGradients | None:
     chain = chain_of(layout, pool)
     if isinstance(chain, str) or not all(isinstance(layer, Conv) for layer in chain.spatial):
         return None
-    made = Chained(chain)
-    rows, index = trial_rows(layout, pool, 2, 4)
-    right = torch.cat([part.reshape(2, -1) for part in vmapped_gradients(layout, pool, rows, index)], 1)
-    try:
-        (mine,) = made.of_samples(layout, pool, rows, index)
-    except RuntimeError as error:
-        reason = f"fail ({str(error).strip().splitlines()[0]})"
-    else:
-        apart = float(torch.linalg.vector_norm(mine - right) / torch.linalg.vector_norm(right))
-        if apart <= LIMIT:
-            return made
-        reason = f"differ from autograd's by {apart:.2g}"
-    warnings.warn(f"hand-written gradients {reason}: training continues without them", stacklevel=2)
-    return None
+    made = ManualGradients(layout, pool, chain)
+    return None if disagrees(made, batch=4) else made
 
 
-class Chained:
-    """Computes losses and gradients of a stack of rows.
+class ManualGradients(Gradients):
+    """Gradients of the cross entropy, layer by layer.
 
     Parameters
     ----------
+    layout, pool
+        See `Gradients`.
     chain : Chain
         The net: convolutions, optionally pooled 2 x 2, and linear layers.
     """
 
-    def __init__(self, chain: Chain) -> None:
+    name = "hand-written gradients"
+
+    def __init__(self, layout: Layout, pool: Pool, chain: Chain) -> None:
+        super().__init__(layout, pool)
         images = [_Convolution(layer) for layer in chain.spatial if isinstance(layer, Conv)]
         self.crop = (images[0].spec.corner, images[0].spec.inputs) if images else None
         linear = [_Linear(layer) for layer in chain.linear]
         self.layers: list[_Layer] = [*images, _Flatten(), *linear] if images else [*linear]
         self.layers[0].first = True
         self.patches = sum(layer.size * prod(layer.sides) for layer in images)
+
+    def of(self, step: Step) -> Found:
+        """Return losses and gradients; there are no buffers."""
+        losses, g = self.gradients(step.p, *step.samples(self.pool, self.layout.dtype), step.mask())
+        return losses, g, step.buffers
 
     def gradients(self, p: Tensor, x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the losses [R] of rows [R, P] on batches [R, B, ...], and their gradients [R, P].
@@ -103,11 +93,6 @@ class Chained:
             d = layer.backward(p, g, d)
             layer.forget()
         return losses, g
-
-    def of_samples(self, layout: Layout, pool: Pool, rows: Tensor, index: Tensor) -> tuple[Tensor]:
-        """Return the gradients of rows on the samples at `index`."""
-        p = rows[:, : layout.parameter_size]
-        return (self.gradients(p, pool.inputs(index, layout.dtype), pool.targets(index, layout.dtype), None)[1],)
 
 
 class _Layer(ABC):

@@ -1,6 +1,7 @@
 """The fused kernels give autograd's gradients; where there is no GPU they run in Triton's interpreter."""
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,16 +15,19 @@ from triton.runtime.errors import OutOfResources
 
 from fedcat.data.federation import Federation
 from fedcat.data.pool import Normalize, Pool
-from fedcat.engines.fused.chain import Chain, chain_of
-from fedcat.engines.fused.program import Program
-from fedcat.engines.fused.trial import usable_chain, why_not
-from fedcat.engines.rows import Rows
+from fedcat.engines.gradients.chain import Chain, chain_of
+from fedcat.engines.gradients.choose import captured_gradients
+from fedcat.engines.gradients.triton.gradients import Program, TritonGradients
+from fedcat.engines.gradients.vmap import VmapGradients
+from fedcat.engines.step_buffers import StepBuffers
 from fedcat.methods import FedAvg, FedGen, FedProx, Scaffold
-from fedcat.models.nets import NETS, CenterCrop
+from fedcat.models.nets import NETS, CenterCrop, Net
+from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.task import Task
 
 DEVICE = DEVICES[-1]
+AFFINE = "fedcat.engines.gradients.triton.gradients._affine"
 
 
 def pooled_apart():
@@ -75,13 +79,13 @@ def stored(kind: str) -> Pool:
     return Pool(rng.normal(size=(30, 1, 8, 8)), y)
 
 
-def launch(layout, pool, batch: int, count: list[int]) -> Rows:
+def launch(layout, pool, batch: int, count: list[int]) -> StepBuffers:
     """Return rows that stand before their first of two steps, the second batch being short."""
     torch.manual_seed(0)
-    rows = Rows.make(len(count), layout.parameter_size, 0, 2, batch, like=layout.pack(layout.net))
+    rows = StepBuffers.make(len(count), layout.parameter_size, 0, 2, batch, like=layout.pack(layout.net))
     rows.p.copy_(layout.pack(layout.net) * (0.8 + 0.4 * torch.rand(rows.p.shape)).to(rows.p))
-    rows.pick.copy_(torch.randint(len(pool), rows.pick.shape))
-    rows.pick[1, 1, 2:] = -1
+    rows.index.copy_(torch.randint(len(pool), rows.index.shape))
+    rows.index[1, 1, 2:] = -1
     rows.count.copy_(torch.tensor(count))
     rows.order.copy_(torch.tensor(np.argsort(-np.array(count), kind="stable")))
     rows.lr.fill_(0.1)
@@ -113,7 +117,7 @@ def test_gradients_are_those_of_autograd(name, kind):
     program = Program(chain, pool, rows, "fp32")
     program.gradients(0, 3)
     for row in (0, 1):
-        loss, gradient = expected(layout, pool, before[row], rows.pick[row, 1])
+        loss, gradient = expected(layout, pool, before[row], rows.index[row, 1])
         assert apart(rows.g[row].double(), gradient) < 1e-5
         assert abs(float(program.losses[row].sum()) - float(loss)) < 1e-5
     assert not rows.g[2].any()
@@ -131,8 +135,8 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_room():
     many = launch(layout, pool, 5, [2, 1, 2, 2])
     found = []
     for which in ([0, 1, 2, 3], [2]):
-        rows = Rows.make(len(which), layout.parameter_size, 0, 2, 5, like=many.p[0])
-        for name in ("p", "pick", "count", "lr", "momentum"):
+        rows = StepBuffers.make(len(which), layout.parameter_size, 0, 2, 5, like=many.p[0])
+        for name in ("p", "index", "count", "lr", "momentum"):
             getattr(rows, name).copy_(getattr(many, name)[which])
         program = Program(chain, pool, rows, "fp32")
         for step in range(2):
@@ -240,19 +244,30 @@ def task_of(net, rule=None, dtype=torch.float32) -> Task:
     return Task(0, layout, fed, fed.train.to(layout.device), rule or LocalRule(), 4)
 
 
+def choice(task, batch=4, precision="fp32"):
+    hop = Hop(0, 0, task.layout.pack(task.layout.net), 1, 0.1)
+    return captured_gradients((task, hop), batch, precision)
+
+
+def why_not(task, batch, precision):
+    return choice(task, batch, precision)[1]
+
+
 def test_the_trial_admits_what_agrees_and_says_what_does_not(monkeypatch):
     task = task_of(tiny())
-    assert isinstance(usable_chain(task, 4, "fp32"), Chain)
+    assert isinstance(choice(task)[0], TritonGradients)
     assert why_not(task, 4, "fp32") == ""
     double = task_of(tiny(), dtype=torch.float64)
-    assert usable_chain(double, 4, "fp32") is None
+    assert isinstance(choice(double)[0], VmapGradients)
     assert "float32" in why_not(double, 4, "fp32")
     assert "larger than" in why_not(task, 5000, "fp32")
     assert "Tanh" in why_not(task_of(small_net()), 4, "fp32")
     wrong = task_of(tiny())
-    monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2)
+    monkeypatch.setattr(
+        "fedcat.engines.gradients.triton.gradients._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2
+    )
     with pytest.warns(UserWarning, match="cannot be used .its gradients differ"):
-        assert usable_chain(wrong, 4, "fp32") is None
+        assert isinstance(choice(wrong)[0], VmapGradients)
     assert "differ from autograd" in why_not(wrong, 4, "fp32")
 
 
@@ -262,7 +277,7 @@ def test_the_trial_sees_one_tensor_that_is_wrong(precision, monkeypatch):
 
     def without_a_bias(self, ahead, width):
         gradients(self, ahead, width)
-        self.rows.g[:, 27:30] = 0
+        self.buffers.g[:, 27:30] = 0
 
     monkeypatch.setattr(Program, "gradients", without_a_bias)
     with pytest.warns(UserWarning, match="differ from autograd's by 1"):
@@ -274,7 +289,7 @@ def test_the_trial_sees_what_is_no_number(monkeypatch):
 
     def without_a_number(self, ahead, width):
         gradients(self, ahead, width)
-        self.rows.g[:, -1] = float("nan")
+        self.buffers.g[:, -1] = float("nan")
 
     monkeypatch.setattr(Program, "gradients", without_a_number)
     with pytest.warns(UserWarning, match="differ from autograd's by inf"):
@@ -284,14 +299,16 @@ def test_the_trial_sees_what_is_no_number(monkeypatch):
 def test_each_pool_has_a_trial_of_its_own(monkeypatch):
     task = task_of(tiny())
     assert why_not(task, 4, "fp32") == ""
-    monkeypatch.setattr("fedcat.engines.fused.program._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2)
+    monkeypatch.setattr(
+        "fedcat.engines.gradients.triton.gradients._affine", lambda pool: (torch.ones(2, device=DEVICE)[:1],) * 2
+    )
     other = replace(task, pool=Pool(task.pool.x, task.pool.y, Normalize(3.0)))
     with pytest.warns(UserWarning, match="differ"):
         assert "differ from autograd" in why_not(other, 4, "fp32")
     assert why_not(task, 4, "fp32") == ""
 
 
-def test_samples_that_lie_otherwise_in_memory_train_the_same(replayed):
+def test_samples_that_lie_otherwise_in_memory_train_the_same(captured):
     rng = np.random.default_rng(0)
     last, y, owner = rng.integers(256, size=(17, 8, 8, 3), dtype=np.uint8), rng.integers(10, size=17), [0] * 9 + [1] * 8
     x = last.transpose(0, 3, 1, 2)
@@ -320,7 +337,7 @@ def test_a_tile_that_does_not_fit_gets_fewer_stages():
             return launch
 
     program = Program.__new__(Program)
-    program.rows, program.width, program.ahead = Rows.make(1, 2, 0, 1, 1, torch.zeros(1)), 1, 0
+    program.buffers, program.width, program.ahead = StepBuffers.make(1, 2, 0, 1, 1, torch.zeros(1)), 1, 0
     most = 2
     program.launch(Kernel(), 1, num_stages=4)
     assert tried == [4, 3, 2]
@@ -337,8 +354,8 @@ def test_memory_that_runs_out_in_the_trial_says_nothing_about_the_net(monkeypatc
         patch.setattr(Program, "gradients", out_of_memory)
         task = task_of(tiny())
         with pytest.raises(torch.OutOfMemoryError):
-            usable_chain(task, 4, "fp32")
-    assert isinstance(usable_chain(task, 4, "fp32"), Chain)
+            choice(task)
+    assert isinstance(choice(task)[0], TritonGradients)
 
 
 def test_flat_inputs_are_normalised_by_feature():
@@ -348,7 +365,7 @@ def test_flat_inputs_are_normalised_by_feature():
     layout = layout_of(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.float32, DEVICE)
     rows = launch(layout, pool, 5, [2, 2])
     Program(chain_of(layout, pool), pool, rows, "fp32").gradients(0, 2)
-    _, gradient = expected(layout, pool, rows.p[0], rows.pick[0, 0])
+    _, gradient = expected(layout, pool, rows.p[0], rows.index[0, 0])
     assert apart(rows.g[0].double(), gradient) < 1e-5
 
 
@@ -356,10 +373,10 @@ def test_a_compiler_that_fails_is_no_end_of_training(monkeypatch):
     def fails(*args, **words):
         raise RuntimeError("no such instruction\nand much more")
 
-    monkeypatch.setattr("fedcat.engines.fused.program.Program.gradients", fails)
+    monkeypatch.setattr("fedcat.engines.gradients.triton.gradients.Program.gradients", fails)
     task = task_of(digits_net())
     with pytest.warns(UserWarning, match="no such instruction"):
-        assert usable_chain(task, 4, "fp32") is None
+        assert isinstance(choice(task)[0], VmapGradients)
 
 
 def tiny():
@@ -372,7 +389,7 @@ def tiny():
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("method", [FedAvg, FedProx, Scaffold])
-def test_training_with_them_agrees_with_the_sequential_engine(method, exact, replayed):
+def test_training_with_them_agrees_with_the_sequential_engine(method, exact, captured):
     fed = federation([3, 9, 5])
     rows = []
     for engine in ("sequential", "stacked"):
@@ -386,9 +403,60 @@ def test_training_with_them_agrees_with_the_sequential_engine(method, exact, rep
     assert apart(rows[1], rows[0]) < 1e-5
 
 
-def test_a_loss_of_its_own_goes_without_them(replayed):
-    fed = federation([3, 9, 5])
-    layout = layout_of(digits_net(), torch.float32, DEVICE)
-    sim = simulate(FedGen, fed, layout, "stacked", rounds=1, k=2, epochs=1)
-    drive(sim)
-    assert "its own loss" in sim.engine.kernels(sim.task)
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_loss_of_the_outputs_and_the_last_layer_trains_with_them(exact, captured):
+    fed, rows = federation([3, 9, 5]), []
+    for engine in ("sequential", "stacked"):
+        torch.manual_seed(0)
+        net = Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), nn.Linear(16, 10))
+        layout = layout_of(net, torch.float32, DEVICE)
+        words = {"options": {"hidden": 8, "generator_steps": 3}, "momentum": 0.5}
+        sim = simulate(FedGen, fed, layout, engine, rounds=3, k=2, epochs=1, exact=exact, **words)
+        drive(sim)
+        rows.append(sim.method.row)
+    assert sim.engine.kernels(sim.task) == "fused, loss by autograd"
+    assert apart(rows[1], rows[0]) < 1e-5
+
+
+def smooth(outputs, targets):
+    """A loss that a user chose."""
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1, reduction="none")
+
+
+def test_a_loss_that_the_user_chose_trains_with_them(captured):
+    rows = []
+    for engine in ("sequential", "stacked"):
+        layout = layout_of(tiny(), torch.float32, DEVICE)
+        sim = simulate(FedAvg, federation([3, 9, 5]), layout, engine, rounds=2, k=2, epochs=1, loss=smooth)
+        drive(sim)
+        rows.append(sim.method.row)
+    assert sim.engine.kernels(sim.task) == "fused, loss by autograd"
+    assert apart(rows[1], rows[0]) < 1e-5
+
+
+@dataclass(frozen=True)
+class LooksAtStart(LocalRule):
+    def loss(self, net, batch, inputs):
+        return super().loss(net, batch, inputs) + net.at(inputs.start).logits(batch.x).square().mean()
+
+
+@dataclass(frozen=True)
+class LooksAtInputs(LocalRule):
+    def loss(self, net, batch, inputs):
+        return super().loss(net, batch, inputs) * batch.x.abs().mean()
+
+
+@dataclass(frozen=True)
+class LooksTwice(LocalRule):
+    def loss(self, net, batch, inputs):
+        return super().loss(net, batch, inputs) + batch.mean(net.logits(batch.x * 2).square().mean(1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [(LooksAtStart(), "net's at"), (LooksAtInputs(), "batch's inputs"), (LooksTwice(), "NoneType|inputs|operand")],
+)
+def test_a_loss_that_sees_more_goes_without_them(rule, why):
+    gradients, reason = choice(task_of(tiny(), rule))
+    assert isinstance(gradients, VmapGradients)
+    assert re.search(f"sees more than the net's outputs: .*({why})", reason)

@@ -8,31 +8,35 @@ from weakref import proxy
 import torch
 from torch import Tensor
 
-from fedcat.engines.fused import linear_kernels
-from fedcat.engines.fused.chain import Linear
-from fedcat.engines.fused.layers import Layer, pieces, power
-from fedcat.engines.fused.tiles import linear_tiles, tail_tile
+from fedcat.engines.gradients.base import Inputs, at_rows
+from fedcat.engines.gradients.chain import Linear
+from fedcat.engines.gradients.outputs_loss import OutputsLoss
+from fedcat.engines.gradients.triton import linear_kernels
+from fedcat.engines.gradients.triton.layers import Layer, pieces, power
+from fedcat.engines.gradients.triton.tiles import linear_tiles, tail_tile
 
 if TYPE_CHECKING:
-    from fedcat.engines.fused.program import Program
+    from fedcat.engines.gradients.triton.gradients import Program
 
 TAIL_WIDTH = 256
 """Number of units up to which a hidden layer is computed in one kernel with the loss."""
+TAIL_SIZE = 2**14
+"""Number of weights, padded to powers of two, up to which a layer after the first fits into that kernel."""
 
 
 class LinearLayer(Layer):
-    """A linear layer that is not computed in one kernel with the loss."""
+    """A linear layer that is not computed in one kernel with the loss; the `last` one gives outputs in float32."""
 
-    def __init__(self, program: Program, spec: Linear, before: Layer) -> None:
+    def __init__(self, program: Program, spec: Linear, before: Layer, last: bool = False) -> None:
         super().__init__(program, before)
         self.spec = spec
-        self._make((spec.units, 1, 1), None)
+        self._make((spec.units, 1, 1), None, torch.float32 if last else None)
         self.sizes = {"B": program.batch, "IN": spec.width, "OUT": spec.units, "RELU": spec.relu, "MODE": program.mode}
         self.block = min(64, power(program.batch))
         self.tiles = linear_tiles(program.mode)
 
     def forward(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
+        at, rows, spec = self.program, self.program.buffers, self.spec
         at.launch(
             linear_kernels.linear_forward,
             pieces(spec.units, self.tiles[0]["BN"]) * pieces(at.batch, self.block),
@@ -47,7 +51,7 @@ class LinearLayer(Layer):
         )
 
     def backward(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
+        at, rows, spec = self.program, self.program.buffers, self.spec
         at.launch(
             linear_kernels.linear_input_gradient,
             pieces(spec.width, self.tiles[1]["BN"]) * pieces(at.batch, self.block),
@@ -73,10 +77,10 @@ class TailLayer:
         self.errors = [program.buffer(program.batch, spec.units) for spec in specs]
         self.tile = tail_tile(program.mode)
         self.tiles = pieces(program.batch, self.tile["BM"])
-        self.loss = program.buffer(self.tiles, dtype=torch.float32)
+        self.losses = program.buffer(self.tiles, dtype=torch.float32)
 
     def forward(self) -> None:
-        at, rows, specs = self.program, self.program.rows, self.specs
+        at, rows, specs = self.program, self.program.buffers, self.specs
         filled = [*specs, *[specs[-1]] * (3 - len(specs))]
         hidden = [*self.hidden, self.errors[0], self.errors[0]]
         errors = [*self.errors, *[self.errors[-1]] * (3 - len(specs))]
@@ -86,15 +90,15 @@ class TailLayer:
             self.tiles,
             *(
                 self.before.out.data,
-                rows.pick,
+                rows.index,
                 at.pool.y,
                 rows.p,
                 self.before.dout.data,
                 *hidden[:2],
                 *errors,
-                self.loss,
+                self.losses,
             ),
-            S=rows.pick.shape[1],
+            S=rows.index.shape[1],
             P_ROW=rows.p.stride(0),
             **{f"w{n}": spec.weight for n, spec in enumerate(filled, 1)},
             **{f"c{n}": spec.bias or 0 for n, spec in enumerate(filled, 1)},
@@ -115,14 +119,39 @@ class TailLayer:
             _weight_gradient(self.program, spec, x, error, error, relu=False)
 
 
+class LossLayer:
+    """A loss of the net's outputs, see `OutputsLoss`, in PyTorch's operations."""
+
+    def __init__(self, program: Program, loss: OutputsLoss, inputs: Inputs, before: Layer) -> None:
+        self.program: Program = proxy(program)
+        self.loss, self.inputs, self.before = loss, inputs, before
+        self.losses = program.buffer(1, dtype=torch.float32)
+
+    def forward(self) -> None:
+        """Write the gradient of the outputs; keep what the loss adds to the gradient of the last layer."""
+        at, rows = self.program, self.program.buffers
+        self.which, place, active = rows.which(at.ahead, at.width)
+        index = torch.where(active, rows.index.flatten(0, 1)[place].long(), 0)  # rows that are done train on anything
+        inputs = at_rows(self.inputs, self.which, place)
+        p, outputs = rows.p[self.which], self.before.out.data[self.which]
+        losses, gradient, self.added = self.loss.of(outputs, p, index, inputs)
+        self.before.dout.data[self.which] = gradient
+        self.losses[self.which] += torch.where(active, losses[:, None], 0.0)
+
+    def weights(self) -> None:
+        """Add the last layer's part to its gradient."""
+        for place, gradient in self.added:
+            self.program.buffers.g[:, place].index_add_(0, self.which, gradient)
+
+
 def _weight_gradient(at: Program, spec: Linear, x: Tensor, dy: Tensor, h: Tensor, relu: bool) -> None:
     tile = dict(linear_tiles(at.mode)[2])
     tile["BO"], tile["BI"] = min(tile["BO"], power(spec.units)), min(tile["BI"], power(spec.width))
     at.launch(
         linear_kernels.linear_weight_gradient,
         pieces(spec.units, tile["BO"]) * pieces(spec.width, tile["BI"]),
-        *(x, dy, h, at.rows.g),
-        G_ROW=at.rows.g.stride(0),
+        *(x, dy, h, at.buffers.g),
+        G_ROW=at.buffers.g.stride(0),
         W_AT=spec.weight,
         B_AT=spec.bias or 0,
         B=at.batch,
@@ -140,6 +169,9 @@ def tail_length(layers: tuple[Linear, ...]) -> int:
     """Return how many of the last layers are computed in one kernel with the loss."""
     length = 1
     same = [layer.bias is None for layer in layers]
-    while length < min(3, len(layers)) and layers[-length - 1].units <= TAIL_WIDTH and same[-length - 1] == same[-1]:
+    while length < min(3, len(layers)) and same[-length - 1] == same[-1]:
+        hidden, after = layers[-length - 1].units, layers[-length].units
+        if hidden > TAIL_WIDTH or power(hidden) * power(after) > TAIL_SIZE:
+            break
         length += 1
     return length

@@ -1,11 +1,10 @@
-"""The nets that the fused kernels can train: chains of known layers."""
+"""Nets that are chains of known layers: those with gradients of our own, by hand on a CPU and in Triton on a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedcat.data.pool import Pool
 from fedcat.models.layout import Layout
@@ -88,29 +87,28 @@ class Unknown(Exception):
     """The net is not a chain of known layers; the message says why."""
 
 
-_found: WeakKeyDictionary[Layout, Chain | str] = WeakKeyDictionary()
-
-
 def chain_of(layout: Layout, pool: Pool) -> Chain | str:
     """Return the chain of a net, or why the net is not a chain."""
-    if layout not in _found:
+
+    def find() -> Chain | str:
         try:
-            _found[layout] = _read(layout, pool.shape)
+            return _read(layout, pool.shape)
         except Unknown as reason:
-            _found[layout] = str(reason)
-    return _found[layout]
+            return str(reason)
+
+    return layout.once(("chain", pool.shape), find)
 
 
 def _read(layout: Layout, shape: tuple[int, ...]) -> Chain:
     if layout.buffers or layout.outside(layout.net):
         raise Unknown("it has buffers or frozen parameters")
-    places = {id(p): slot.start for slot, p in zip(layout.parameters, layout.net.parameters(), strict=True)}
+    places = {slot.name: slot.start for slot in layout.parameters}
     reader = _Reader(shape, places)
-    layers = list(_leaves(layout.net))
-    if len({id(layer) for layer in layers}) < len(layers):
+    layers = _leaves("", layout.net)
+    if len({layer for _, layer in layers}) < len(layers):
         raise Unknown("it uses a layer twice")
-    for layer in layers:
-        reader.add(layer)
+    for name, layer in layers:
+        reader.add(name, layer)
     if not reader.linear or reader.linear[-1].relu:
         raise Unknown("its last layer is not linear")
     if reader.used != set(places):
@@ -118,31 +116,30 @@ def _read(layout: Layout, shape: tuple[int, ...]) -> Chain:
     return Chain(shape, tuple(reader.spatial), tuple(reader.linear))
 
 
-def _leaves(module: nn.Module) -> list[nn.Module]:
+def _leaves(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers in the order in which they run, each with the prefix of its parameters' names."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "parametrizations")
     if any(getattr(module, name, None) for name in hooks):
         raise Unknown(f"its layer {type(module).__name__} has hooks")
-    if type(module) is nn.Sequential:
-        return [leaf for part in module for leaf in _leaves(part)]
-    if type(module) is Net:
-        return [*_leaves(module.features), *_leaves(module.head)]
-    return [module]
+    if type(module) is nn.Sequential or type(module) is Net:  # both run their children in this order
+        return [leaf for part, child in module._modules.items() if child for leaf in _leaves(f"{name}{part}.", child)]
+    return [(name, module)]
 
 
 class _Reader:
     """Reads a net's layers in order and tracks the shape."""
 
-    def __init__(self, shape: tuple[int, ...], places: dict[int, int]) -> None:
+    def __init__(self, shape: tuple[int, ...], places: dict[str, int]) -> None:
         self.places = places
         self.shape, self.stored, self.corner = shape, shape, (0, 0)
         self.flat = len(shape) == 1
         self.spatial: list[Spatial] = []
         self.linear: list[Linear] = []
-        self.used: set[int] = set()
+        self.used: set[str] = set()
 
-    def add(self, layer: nn.Module) -> None:
-        """Add the next layer."""
-        name = type(layer).__name__
+    def add(self, prefix: str, layer: nn.Module) -> None:
+        """Add the next layer, whose parameters' names begin with `prefix`."""
+        self.prefix, name = prefix, type(layer).__name__
         method = getattr(self, f"_{name.lower()}", None)
         known = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.LocalResponseNorm, nn.Flatten, nn.Linear, nn.Identity, CenterCrop)
         if method is None or type(layer) not in known:
@@ -175,7 +172,7 @@ class _Reader:
             raise Unknown("its convolution is padded by its kernel size or more")
         stored = (self.stored[0], self.stored[1], self.stored[2]) if not self.spatial else inputs
         corner = (0, 0) if self.spatial else self.corner
-        weight, bias = self._place(layer.weight), None if layer.bias is None else self._place(layer.bias)
+        weight, bias = self._place("weight"), None if layer.bias is None else self._place("bias")
         self._append(
             Conv(weight, bias, stored, corner, inputs, layer.kernel_size[0], int(layer.padding[0]), layer.out_channels)
         )
@@ -231,14 +228,16 @@ class _Reader:
         inputs = self.linear[-1].units if self.linear else _product(self.shape)
         if not self.flat or layer.in_features != inputs or (self.linear and not self.linear[-1].relu):
             raise Unknown("its linear layers do not form a chain with ReLU between them")
-        bias = None if layer.bias is None else self._place(layer.bias)
-        self.linear.append(Linear(self._place(layer.weight), bias, inputs, layer.out_features))
+        bias = None if layer.bias is None else self._place("bias")
+        self.linear.append(Linear(self._place("weight"), bias, inputs, layer.out_features))
 
-    def _place(self, parameter: Tensor) -> int:
-        if id(parameter) not in self.places:
-            raise Unknown("it has a parameter that is not in the row")
-        self.used.add(id(parameter))
-        return self.places[id(parameter)]
+    def _place(self, kind: str) -> int:
+        """Return where a parameter of the current layer begins in the row."""
+        name = self.prefix + kind
+        if name not in self.places:
+            raise Unknown("it uses a parameter twice")
+        self.used.add(name)
+        return self.places[name]
 
 
 def _windows(side: int, kernel: int, stride: int, padding: int, ceil: bool) -> int:

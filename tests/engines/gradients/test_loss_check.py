@@ -59,13 +59,16 @@ def test_the_sequential_engine_never_pads_and_takes_such_a_loss():
     assert torch.allclose(run(Unmasked(), "sequential"), run(Masked(), "stacked"), atol=1e-12)
 
 
-def test_a_net_that_mixes_samples_is_never_padded_and_takes_such_a_loss():
+@pytest.mark.parametrize("batch_size", [4, 100])
+def test_batch_normalization_leaves_out_what_pads_a_batch(batch_size):
     def net():
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
 
-    rows = [run(Unmasked(), engine, net(), batch_size=100) for engine in ("sequential", "stacked")]
+    rows = [run(Masked(), engine, net(), batch_size=batch_size, join_lone=True) for engine in ("sequential", "stacked")]
     assert torch.allclose(*rows, atol=1e-10)
+    with pytest.raises(SettingError, match="loss changes if its batch is padded"):
+        run(Unmasked(), "stacked", net(), batch_size=batch_size, join_lone=True)
 
 
 def test_a_loss_that_vmap_cannot_run_is_refused_with_the_reason():

@@ -1,4 +1,4 @@
-"""Launches that are replayed give what launches step by step give; they are split where memory ends."""
+"""Launches that are captured give what launches step by step give; they are split where memory ends."""
 
 import gc
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from torch import nn
 
 from fedcat.data.federation import EvaluationSet
 from fedcat.engines import StackedEngine
-from fedcat.engines.arena import LEAD, Arena, _levels
 from fedcat.engines.batch_order import batch_lengths
+from fedcat.engines.captured import SHARE
 from fedcat.engines.evaluation import outputs_of, outputs_stacked
+from fedcat.engines.step_graphs import FIRST, StepGraphs, halves
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.models.nets import Net
 from fedcat.protocol.local_rule import LocalRule
@@ -34,17 +35,17 @@ def trained(method, engine="stacked", exact=False, **words):
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("method", [FedAvg, FedProx, Scaffold, FedGen])
-def test_replayed_steps_agree_with_the_sequential_engine(method, exact, replayed):
+def test_captured_steps_agree_with_the_sequential_engine(method, exact, captured):
     a, b = (trained(method, engine, exact) for engine in ("sequential", "stacked"))
     assert apart(b.method.row, a.method.row) < 1e-10
     losses = [[record.train_loss for record in sim.history] for sim in (a, b)]
     assert np.allclose(*losses, rtol=1e-9)
 
 
-def test_methods_with_different_rules_share_a_launch(replayed, monkeypatch):
+def test_methods_with_different_rules_share_a_launch(captured, monkeypatch):
     counts = []
-    run = Arena.run
-    monkeypatch.setattr(Arena, "run", lambda self, launch: counts.append(len(launch.jobs)) or run(self, launch))
+    run = StepGraphs.run
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: counts.append(len(launch.jobs)) or run(self, launch))
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation(SIZES), StackedEngine()
     methods = (Scaffold, FedAvg, FedProx, FedCat)
     together = [simulate(m, fed, layout, engine, rounds=2, seed=s, **LOCAL) for s, m in enumerate(methods)]
@@ -56,12 +57,12 @@ def test_methods_with_different_rules_share_a_launch(replayed, monkeypatch):
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
-def test_launches_of_one_form_use_the_same_memory(replayed, monkeypatch):
+def test_launches_of_one_form_use_the_same_memory(captured, monkeypatch):
     made = []
-    start = Arena.__init__
-    monkeypatch.setattr(Arena, "__init__", lambda self, *args: made.append(1) or start(self, *args))
+    start = StepGraphs.__init__
+    monkeypatch.setattr(StepGraphs, "__init__", lambda self, *args: made.append(1) or start(self, *args))
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([6] * 5), StackedEngine()
-    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 1000)
+    monkeypatch.setattr("fedcat.engines.captured.CapturedLaunches._fits", lambda self, *args: True)
     sim = simulate(FedAvg, fed, layout, engine, rounds=5)
     drive(sim)
     before = len(made)
@@ -74,11 +75,11 @@ def test_launches_of_one_form_use_the_same_memory(replayed, monkeypatch):
     assert len(made) == before + 2
 
 
-def test_rounds_with_other_longest_hops_use_the_same_memory(replayed, monkeypatch):
+def test_rounds_with_other_longest_hops_use_the_same_memory(captured, monkeypatch):
     made = []
-    start = Arena.__init__
-    monkeypatch.setattr(Arena, "__init__", lambda self, *args: made.append(1) or start(self, *args))
-    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 1000)
+    start = StepGraphs.__init__
+    monkeypatch.setattr(StepGraphs, "__init__", lambda self, *args: made.append(1) or start(self, *args))
+    monkeypatch.setattr("fedcat.engines.captured.CapturedLaunches._fits", lambda self, *args: True)
     layout, fed, engine = (
         layout_of(small_net(), torch.float64, DEVICE),
         federation([3, 9, 5, 12, 7, 20]),
@@ -93,10 +94,10 @@ def test_rounds_with_other_longest_hops_use_the_same_memory(replayed, monkeypatc
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
-def test_room_for_longer_hops_has_a_limit(replayed, monkeypatch):
+def test_room_for_longer_hops_has_a_limit(captured, monkeypatch):
     rooms = []
-    run = Arena.run
-    monkeypatch.setattr(Arena, "run", lambda self, launch: rooms.append(launch.room) or run(self, launch))
+    run = StepGraphs.run
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: rooms.append(self.room) or run(self, launch))
     layout, fed = layout_of(small_net(), torch.float64, DEVICE), federation([4, 4, 4, 400])
     sim = simulate(FedAvg, fed, layout, StackedEngine(), rounds=4, k=2, batch_size=4, epochs=1, seed=1)
     drive(sim)
@@ -110,32 +111,32 @@ def linear_net():
     return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), nn.Linear(16, 10))
 
 
-def test_memory_that_is_dropped_is_free_at_once(replayed):
+def test_memory_that_is_dropped_is_free_at_once(captured):
     layout, engine = layout_of(linear_net(), torch.float32, DEVICE), StackedEngine()
     drive(simulate(FedAvg, federation([4, 4, 4]), layout, engine, rounds=1, k=2))
-    ((arena, _),) = engine._gpu._arenas.values()
-    assert hasattr(arena.program, "layers")
-    rows = ref(arena.rows.p)
+    (graphs,) = engine._captured._graphs.values()
+    assert hasattr(graphs.gradients, "layers")
+    rows = ref(graphs.buffers.p)
     gc.disable()
     try:
-        del arena
-        engine._gpu._arenas.clear()
+        del graphs
+        engine._captured._graphs.clear()
         assert rows() is None
     finally:
         gc.enable()
 
 
-def test_other_memory_is_dropped_before_a_launch_is_given_up(replayed, monkeypatch):
+def test_other_memory_is_dropped_before_a_launch_is_given_up(captured, monkeypatch):
     engine = StackedEngine(exact=True)
-    start = Arena.__init__
+    start = StepGraphs.__init__
 
     def limited(self, *args):
-        if engine._gpu._arenas:
-            raise torch.OutOfMemoryError("room for one arena only")
+        if engine._captured._graphs:
+            raise torch.OutOfMemoryError("room for one graphs only")
         start(self, *args)
 
-    monkeypatch.setattr(Arena, "__init__", limited)
-    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 100)
+    monkeypatch.setattr(StepGraphs, "__init__", limited)
+    monkeypatch.setattr("fedcat.engines.captured.CapturedLaunches._fits", lambda self, *args: True)
     layout, fed = layout_of(small_net(), torch.float64, DEVICE), federation([4] * 3)
     for epochs in (1, 5):
         sim = simulate(FedAvg, fed, layout, engine, rounds=1, epochs=epochs, exact=True)
@@ -143,13 +144,13 @@ def test_other_memory_is_dropped_before_a_launch_is_given_up(replayed, monkeypat
         assert sim.done
 
 
-def test_kernels_are_named_by_loss(replayed):
+def test_kernels_are_named_by_loss(captured):
     layout, fed, engine = layout_of(linear_net(), torch.float32, DEVICE), federation([3, 9, 5]), StackedEngine()
     sims = [simulate(method, fed, layout, engine, rounds=1, k=2, epochs=1) for method in (FedAvg, FedGen)]
     drive(*sims)
     assert [engine.kernels(sim.task) for sim in sims] == [
         "fused",
-        "torch.vmap, replayed: the method defines its own loss",
+        "fused, loss by autograd",
     ]
 
 
@@ -171,10 +172,10 @@ class WithBoth(FedAvg):
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("method", [FedAvg, FedProx, Scaffold, FedGen, WithBoth])
-def test_memory_that_is_used_again_holds_nothing_of_the_last_launch(method, exact, replayed, monkeypatch):
-    arenas = []
-    run = Arena.run
-    monkeypatch.setattr(Arena, "run", lambda self, launch: arenas.append(self) or run(self, launch))
+def test_memory_that_is_used_again_holds_nothing_of_the_last_launch(method, exact, captured, monkeypatch):
+    graphs = []
+    run = StepGraphs.run
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: graphs.append(self) or run(self, launch))
     make_net = digits_net if method is FedGen else small_net
     layout, fed = layout_of(make_net(), torch.float64, DEVICE), federation([7, 3, 3, 7, 7])
     engine = StackedEngine(exact)
@@ -186,13 +187,13 @@ def test_memory_that_is_used_again_holds_nothing_of_the_last_launch(method, exac
             drive(sim)
             rows.append(sim.method.row)
         assert apart(rows[1], rows[0]) < 1e-10
-    assert len(set(arenas)) < len(arenas) / 2
+    assert len(set(graphs)) < len(graphs) / 2
 
 
-def test_rows_of_very_different_batches_do_not_share_a_launch(replayed, monkeypatch):
+def test_rows_of_very_different_batches_do_not_share_a_launch(captured, monkeypatch):
     batches = []
-    run = Arena.run
-    monkeypatch.setattr(Arena, "run", lambda self, launch: batches.append(launch.batch) or run(self, launch))
+    run = StepGraphs.run
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: batches.append(launch.batch) or run(self, launch))
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([40] * 4), StackedEngine()
     together = [simulate(FedAvg, fed, layout, engine, rounds=1, batch_size=size) for size in (4, 5, 40)]
     drive(*together)
@@ -203,21 +204,21 @@ def test_rows_of_very_different_batches_do_not_share_a_launch(replayed, monkeypa
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
-def test_a_lone_sample_that_joins_a_batch_has_room(replayed):
+def test_a_lone_sample_that_joins_a_batch_has_room(captured):
     a, b = (trained(FedAvg, engine, join_lone=True) for engine in ("sequential", "stacked"))
     assert apart(b.method.row, a.method.row) < 1e-10
 
 
 @pytest.mark.parametrize("join_lone", [False, True])
-def test_batches_that_are_drawn_while_the_device_is_at_work(replayed, join_lone):
+def test_batches_that_are_drawn_while_the_device_is_at_work(captured, join_lone):
     a, b = (trained(FedAvg, engine, epochs=12, k=6, join_lone=join_lone) for engine in ("sequential", "stacked"))
-    assert 12 * len(batch_lengths(3, 4)) < LEAD < 12 * len(batch_lengths(12, 4))
+    assert 12 * len(batch_lengths(3, 4)) < FIRST < 12 * len(batch_lengths(12, 4))
     assert apart(b.method.row, a.method.row) < 1e-10
 
 
-def test_launches_that_do_not_fit_are_split(replayed, monkeypatch):
+def test_launches_that_do_not_fit_are_split(captured, monkeypatch):
     tried = []
-    run = Arena.run
+    run = StepGraphs.run
 
     def small(self, launch):
         tried.append(len(launch.jobs))
@@ -226,32 +227,47 @@ def test_launches_that_do_not_fit_are_split(replayed, monkeypatch):
         return run(self, launch)
 
     whole = trained(FedCat, k=5)
-    monkeypatch.setattr(Arena, "run", small)
+    monkeypatch.setattr(StepGraphs, "run", small)
     split = trained(FedCat, k=5)
     assert tried[:5] == [5, 2, 2, 1, 2]
     assert set(tried[5:]) == {1, 2}
     assert apart(split.method.row, whole.method.row) < 1e-10
-    monkeypatch.setattr(Arena, "run", lambda self, launch: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
     with pytest.raises(torch.OutOfMemoryError):
         trained(FedCat, k=5)
 
 
-def test_arenas_that_are_kept_have_no_more_rows_than_fit(replayed, monkeypatch):
-    kept = []
-    run = Arena.run
+def test_memory_that_ends_splits_launches_before_it_runs_out(captured, monkeypatch):
+    """There is room for three rows, then for two: another process has taken some."""
+    kept, room = [], [3]
+    run = StepGraphs.run
     layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([4, 4, 4, 9, 9, 9]), StackedEngine()
-    monkeypatch.setattr("fedcat.engines.replayed.Replayed._fitting", lambda self, *args: 3)
-    monkeypatch.setattr(Arena, "run", lambda self, launch: kept.append(engine._gpu.taken()) or run(self, launch))
+    mine = engine._captured
+
+    def held():
+        return sum(graphs.count for graphs in mine._graphs.values())
+
+    monkeypatch.setattr(mine, "_measure", lambda *given: SHARE)
+    monkeypatch.setattr(mine, "_free", lambda *given: room[0] - held())
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: kept.append(held()) or run(self, launch))
+    whole = simulate(FedAvg, fed, layout, "sequential", rounds=3, k=6)
+    drive(whole)
     sim = simulate(FedAvg, fed, layout, engine, rounds=2, k=6)
     drive(sim)
-    assert kept == [1.0, 1.0, 1.0, 1.0]
+    assert kept == [3, 3, 3, 3]
+    engine.release()
+    room[0] = 2
+    sim = simulate(FedAvg, fed, layout, engine, rounds=3, k=6)
+    drive(sim)
+    assert set(kept[4:]) == {2}
+    assert apart(sim.method.row, whole.method.row) < 1e-10
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_cap_on_memory_splits_launches_and_changes_nothing(monkeypatch):
     counts = []
-    run = Arena.run
-    monkeypatch.setattr(Arena, "run", lambda self, launch: counts.append(len(launch.jobs)) or run(self, launch))
+    run = StepGraphs.run
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: counts.append(len(launch.jobs)) or run(self, launch))
     free = trained(FedCat, StackedEngine(), k=5)
     with pytest.warns(UserWarning, match="memory 1e-09 GB is too small"):
         capped = trained(FedCat, StackedEngine(memory=1.0), k=5)
@@ -261,8 +277,8 @@ def test_a_cap_on_memory_splits_launches_and_changes_nothing(monkeypatch):
 
 
 def test_widths_for_which_there_are_graphs():
-    assert _levels(10) == [10, 5, 3, 2, 1]
-    assert _levels(1) == [1]
+    assert halves(10) == [10, 5, 3, 2, 1]
+    assert halves(1) == [1]
 
 
 def test_many_rows_are_evaluated_in_one_pass():

@@ -9,14 +9,14 @@ of the window had the largest value (`arg`), or `DEAD` if ReLU gave zero.
 import triton
 import triton.language as tl
 
-from fedcat.engines.fused.products import mul
+from fedcat.engines.gradients.triton.products import mul
 
 DEAD = tl.constexpr(4)
 
 
 @triton.jit(do_not_specialize=["ahead"])
 def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.constexpr, C: tl.constexpr,
-            LANES: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr, WIN: tl.constexpr,
+            OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr, WIN: tl.constexpr,
             BACK: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, TURNED: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     """Write a convolution's weights as the matrix [KP, BN] by which patches are multiplied, padded with zeros.
@@ -38,22 +38,16 @@ def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.cons
         o = k % OUT
         c = n
     else:
-        ky = k // (SPAN * LANES)
-        kx = (k // LANES) % SPAN
-        c = k % LANES
+        ky = k // (SPAN * C)
+        kx = (k // C) % SPAN
+        c = k % C
         o = n
         if WIN == 4:
             o = n // 4
             ky -= (n % 4) // 2
             kx -= n % 2
     here = (
-        (k < SPAN * SPAN * (OUT if BACK else LANES))
-        & (o < OUT)
-        & (c < C)
-        & (ky >= 0)
-        & (ky < KS)
-        & (kx >= 0)
-        & (kx < KS)
+        (k < SPAN * SPAN * (OUT if BACK else C)) & (o < OUT) & (c < C) & (ky >= 0) & (ky < KS) & (kx >= 0) & (kx < KS)
     )
     w = tl.load(p + r.to(tl.int64) * P_ROW + W_AT + ((o * C + c) * KS + ky) * KS + kx, mask=here, other=0.0)
     tl.store(to + r.to(tl.int64) * (KP * BN) + j, w, mask=j < KP * BN)
@@ -61,7 +55,7 @@ def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.cons
 
 @triton.jit(do_not_specialize=["ahead"])
 def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constexpr, B_AT: tl.constexpr,
-                 B: tl.constexpr, LANES: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr,
+                 B: tl.constexpr, C: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr,
                  PW: tl.constexpr, POOL: tl.constexpr, WIN: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
                  X_B: tl.constexpr, X_Y: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr, O_X: tl.constexpr,
                  O_C: tl.constexpr, O_0: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
@@ -78,7 +72,7 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
     ok = m < B * PH * PW
     BN: tl.constexpr = BO * WIN
     n = tl.arange(0, BN)
-    base = b * X_B + py * (POOL * X_Y) + px * (POOL * LANES)
+    base = b * X_B + py * (POOL * X_Y) + px * (POOL * C)
     x_row = x + r.to(tl.int64) * (B * X_B)
     w_row = w + r.to(tl.int64) * (KP * BN)
     a0 = tl.zeros([BM, BN], tl.float32)
@@ -87,16 +81,16 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
     a3 = tl.zeros([BM, BN], tl.float32)
     for k0 in range(0, KP, BK):
         k = k0 + tl.arange(0, BK)
-        ky = k // (SPAN * LANES)
-        at = base[:, None] + (k + ky * (X_Y - SPAN * LANES))[None, :]
-        keep = ok[:, None] & (k < SPAN * SPAN * LANES)[None, :]
+        ky = k // (SPAN * C)
+        at = base[:, None] + (k + ky * (X_Y - SPAN * C))[None, :]
+        keep = ok[:, None] & (k < SPAN * SPAN * C)[None, :]
         places = k[:, None] + n[None, :] * KP if TURNED else k[:, None] * BN + n[None, :]
         weights = tl.load(w_row + places, mask=(k < KP)[:, None], other=0.0)
         a0 = mul(tl.load(x_row + at, mask=keep, other=0.0), weights, a0, MODE)
         if POOL == 2 and WIN == 1:
-            a1 = mul(tl.load(x_row + at + LANES, mask=keep, other=0.0), weights, a1, MODE)
+            a1 = mul(tl.load(x_row + at + C, mask=keep, other=0.0), weights, a1, MODE)
             a2 = mul(tl.load(x_row + at + X_Y, mask=keep, other=0.0), weights, a2, MODE)
-            a3 = mul(tl.load(x_row + at + X_Y + LANES, mask=keep, other=0.0), weights, a3, MODE)
+            a3 = mul(tl.load(x_row + at + X_Y + C, mask=keep, other=0.0), weights, a3, MODE)
     o = tl.arange(0, BO)
     if WIN == 4:
         best, place = tl.max(tl.reshape(a0, [BM, BO, 4]), 2, return_indices=True)
@@ -123,7 +117,7 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
 
 
 @triton.jit(do_not_specialize=["ahead"])
-def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.constexpr, LANES: tl.constexpr,
+def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.constexpr, C: tl.constexpr,
                          SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
                          POOL: tl.constexpr, WIN: tl.constexpr, DENSE: tl.constexpr, X_B: tl.constexpr,
                          X_Y: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
@@ -158,9 +152,9 @@ def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.cons
         tl.store(to + KP * BN + o, bias)
         return
     k = tile * BK + tl.arange(0, BK)
-    ky = k // (SPAN * LANES)
-    koff = k + ky * (X_Y - SPAN * LANES)
-    kin = k < SPAN * SPAN * LANES
+    ky = k // (SPAN * C)
+    koff = k + ky * (X_Y - SPAN * C)
+    kin = k < SPAN * SPAN * C
     x_row = x + r.to(tl.int64) * (B * X_B)
     acc = tl.zeros([BK, BN], tl.float32)
     for m0 in range(0, BS * PH * PW, BM):
@@ -175,7 +169,7 @@ def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.cons
         place = tl.zeros([BM, BO], tl.int32)
         if not DENSE:
             place = tl.load(arg + d_row + at, mask=keep, other=4).to(tl.int32)
-        at = (b * X_B + py * (POOL * X_Y) + px * (POOL * LANES))[None, :] + koff[:, None]
+        at = (b * X_B + py * (POOL * X_Y) + px * (POOL * C))[None, :] + koff[:, None]
         live = ok[None, :] & kin[:, None]
         if DENSE:
             acc = mul(tl.load(x_row + at, mask=live, other=0.0), d, acc, MODE, True)
@@ -187,13 +181,11 @@ def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.cons
         else:
             acc = mul(tl.load(x_row + at, mask=live, other=0.0), tl.where(place == 0, d, 0.0), acc, MODE, True)
             if POOL == 2:
-                acc = mul(
-                    tl.load(x_row + at + LANES, mask=live, other=0.0), tl.where(place == 1, d, 0.0), acc, MODE, True
-                )
+                acc = mul(tl.load(x_row + at + C, mask=live, other=0.0), tl.where(place == 1, d, 0.0), acc, MODE, True)
                 acc = mul(
                     tl.load(x_row + at + X_Y, mask=live, other=0.0), tl.where(place == 2, d, 0.0), acc, MODE, True
                 )
-                x3 = tl.load(x_row + at + X_Y + LANES, mask=live, other=0.0)
+                x3 = tl.load(x_row + at + X_Y + C, mask=live, other=0.0)
                 acc = mul(x3, tl.where(place == 3, d, 0.0), acc, MODE, True)
     n = tl.arange(0, BN)
     tl.store(to + k[:, None] * BN + n[None, :], acc, mask=(k < KP)[:, None])
@@ -201,7 +193,7 @@ def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.cons
 
 @triton.jit(do_not_specialize=["ahead"])
 def fold(part, g, step, count, order, ahead, G_ROW: tl.constexpr, W_AT: tl.constexpr, B_AT: tl.constexpr,
-         C: tl.constexpr, LANES: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr,
+         C: tl.constexpr, OUT: tl.constexpr, KS: tl.constexpr, SPAN: tl.constexpr,
          WIN: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr, KP: tl.constexpr,
          BO: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Sum a convolution's gradient over the splits and the positions of a window, and write it into the rows."""
@@ -220,7 +212,7 @@ def fold(part, g, step, count, order, ahead, G_ROW: tl.constexpr, W_AT: tl.const
     of = part + (r * SPLITS + split).to(tl.int64) * (KP * BO * WIN + BO)
     found = tl.load(of + KP * BO * WIN + o[None, :], mask=there & for_bias[None, :], other=0.0)
     for w in tl.static_range(WIN):
-        k = ((ky + w // 2) * SPAN + kx + w % 2) * LANES + c
+        k = ((ky + w // 2) * SPAN + kx + w % 2) * C + c
         found += tl.load(of + (k * (BO * WIN) + o * WIN + w)[None, :], mask=there & weight[None, :], other=0.0)
     total = tl.sum(found, 0)
     to = g + r.to(tl.int64) * G_ROW

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,36 +14,57 @@ from torch import Tensor
 
 from fedcat.engines.base import Job
 from fedcat.engines.batch_order import local_of, reported_by
-from fedcat.engines.width import Width
+from fedcat.engines.gradients.base import Inputs
+from fedcat.engines.gradients.trials import StackSize
 from fedcat.protocol.local_rule import LocalRule, call_hook
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import stack
 
 
-class Slab:
+class RuleRows:
     """The rows of a launch that share one rule, whose row algebra runs on all of them at once.
 
     In exact mode no bit may depend on the number of rows. If all stacks of two or more rows give the same bits, a
-    single row is doubled. If the width of a stack is fixed, the algebra runs row by row, because sums over a row can
-    then depend even on its memory address.
+    single row is doubled. If the size of a stack is fixed, the algebra runs row by row, because sums over a row can
+    then depend even on its memory address; unless the rule is `elementwise`, which depends on nothing.
+
+    Parameters
+    ----------
+    rule : LocalRule
+        The rule.
+    first : int
+        The first of its rows in the launch; they are adjacent.
+    jobs : list of Job
+        Their hops.
+    starts : Tensor
+        What they start from, whole rows [R, D].
+    steps : list of int
+        How many steps they take.
+    size : StackSize
+        Bounds on the rows of a stack.
     """
 
-    def __init__(self, rule: LocalRule, first: int, jobs: list[Job], steps: list[int], size: int, width: Width) -> None:
-        self.rule, self.first, self.stop, self.width = rule, first, first + len(jobs), width
-        hops = [hop for _, hop in jobs]
-        self.start = torch.stack([hop.start[:size] for hop in hops])
-        self.sent, self.memory = stack([h.sent for h in hops]), stack([h.memory for h in hops])
+    def __init__(
+        self, rule: LocalRule, first: int, jobs: list[Job], starts: Tensor, steps: list[int], size: StackSize
+    ) -> None:
+        self.rule, self.first, self.stop = rule, first, first + len(jobs)
+        self.size = StackSize() if rule.elementwise else size
+        self.exact = size.least > 1
+        self.jobs, self.steps = jobs, steps
+        self.start = starts[:, : jobs[0][0].layout.parameter_size]
+        self.sent, self.memory = stack([hop.sent for _, hop in jobs]), stack([hop.memory for _, hop in jobs])
         self.local = stack([local_of(job) for job in jobs]) if rule.own_loss else {}
-        new = self.start.new_tensor
-        self.lr = new([[hop.lr] for hop in hops])
-        self.momentum = new([[task.momentum] for task, _ in jobs])
-        self.steps = new([[s] for s in steps])
         self.changes_gradient = type(rule).gradient is not LocalRule.gradient
         self.changes_step = type(rule).after is not LocalRule.after
         self.keep(np.arange(self.first, self.stop))
 
+    @cached_property
+    def lr(self) -> Tensor:
+        """The rows' learning rates, [R, 1]."""
+        return self.start.new_tensor([[hop.lr] for _, hop in self.jobs])
+
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """From now on, work only on those of the slab's rows that are in `rows`."""
+        """From now on, work only on those of the rule's rows that are in `rows`."""
         mine = rows[(rows >= self.first) & (rows < self.stop)] - self.first
         self.count = len(mine)
         if self.changes_gradient or self.changes_step:
@@ -51,25 +73,25 @@ class Slab:
             self._start, self._lr = take(self.start, part), take(self.lr, part)
             self._sent, self._memory = taken(self.sent, part), taken(self.memory, part)
 
-    def copy(self, rows: int) -> Slab:
-        """Return a copy of this slab in separate memory, for `load`, padded to `rows` with copies of the last row."""
+    def copy(self, rows: int) -> RuleRows:
+        """Return a copy in separate memory, for `load`, padded to `rows` with copies of the last row."""
         own = copy(self)
-        for name in ("start", "lr"):
-            setattr(own, name, _owned(getattr(self, name), rows))
+        if self._tensors():
+            own.start, own.lr = _owned(self.start, rows), _owned(self.lr, rows)
         own.sent = {n: _owned(t, rows) for n, t in self.sent.items()}
         own.memory = {n: _filled(t, rows) for n, t in self.memory.items()}
         own.local = {n: _filled(t, rows) for n, t in self.local.items()}
         own.keep(np.arange(self.first, self.stop))
         return own
 
-    def load(self, other: Slab) -> None:
-        """Copy another slab of the same form into this one's memory."""
+    def load(self, other: RuleRows) -> None:
+        """Copy other rows with the same key into this memory."""
         for mine, new in zip(self._tensors(), other._tensors(), strict=True):
             count = 1 if shared(mine) else len(new)
             mine[:count].copy_(new[:count])
 
-    def form(self) -> tuple[object, ...]:
-        """Return a key; slabs with equal keys can be loaded into each other."""
+    def key(self) -> tuple[object, ...]:
+        """Return what rows have in common that can be loaded into each other."""
         alike = tuple(shared(t) for t in self.sent.values())
         names = (*self.sent, "|", *self.memory, "|", *self.local)
         return self.rule, self.stop - self.first, names, alike, tuple((t.shape, t.dtype) for t in self._tensors())
@@ -79,13 +101,13 @@ class Slab:
             return []
         return [self.start, self.lr, *self.sent.values(), *self.memory.values(), *self.local.values()]
 
-    def loss_inputs(self) -> dict[str, Any]:
-        """Return what the rule's own loss gets besides its draws, stacked."""
-        return {"start": self.start, "sent": self.sent, "memory": self.memory, "local": self.local}
+    def loss_inputs(self, drawn: dict[str, Tensor]) -> Inputs:
+        """Return what the rule's own loss gets, with its draws."""
+        return {"start": self.start, "sent": self.sent, "memory": self.memory, "local": self.local, "drawn": drawn}
 
     def gradient(self, g: Tensor, p: Tensor) -> Tensor:
         """Return the rule's gradient for the current rows."""
-        parts = groups(len(p), self.width)
+        parts = groups(len(p), self.size)
         if parts is None:
             return self._call("gradient", g, p, self._start, self._sent, self._memory)
         found = [
@@ -100,7 +122,7 @@ class Slab:
 
     def after(self, p: Tensor) -> Tensor:
         """Return the rule's parameters after a step for the current rows."""
-        parts = groups(len(p), self.width)
+        parts = groups(len(p), self.size)
         if parts is None:
             return self._call("after", p, self._lr, self._sent, self._memory)
         found = [
@@ -113,10 +135,11 @@ class Slab:
         if type(self.rule).finish is LocalRule.finish:
             return {}, {}
         found = []
-        exact = self.width.least > 1
-        rows: list[Some] = [slice(row, row + 1) for row in range(len(end))] if exact else [slice(None)]
+        rows: list[Some] = [slice(row, row + 1) for row in range(len(end))] if self.exact else [slice(None)]
+        new = self.start.new_tensor
+        columns = new([[s] for s in self.steps]), self.lr, new([[task.momentum] for task, _ in self.jobs])
         for i in rows:
-            steps, lr, momentum = (take(column, i) for column in (self.steps, self.lr, self.momentum))
+            steps, lr, momentum = (take(column, i) for column in columns)
             sent, memory = taken(self.sent, i), taken(self.memory, i)
             start = take(self.start, i)
             found.append(call_hook(self.rule, "finish", start, end[i], steps, lr, momentum, sent, memory))
@@ -125,52 +148,59 @@ class Slab:
         )
         return uploads, kept
 
-
-def no_loss_inputs(rows: Tensor) -> dict[str, Any]:
-    """Return the loss inputs of rules that use the cross entropy, which needs none."""
-    return {"start": rows.new_empty(len(rows), 0), "sent": {}, "memory": {}, "local": {}}
-
-
-def replies_of(
-    jobs: list[Job], slabs: list[Slab], ends: Tensor, counts: NDArray[np.int64], losses: list[float]
-) -> list[Reply]:
-    """Return the replies of a launch whose jobs are in the order of its slabs; `ends` are whole rows."""
-    replies = []
-    for slab in slabs:
-        uploads, memory = slab.finish(ends[slab.first : slab.stop, : slab.start.shape[1]])
-        for row in range(slab.first, slab.stop):
-            task, hop = jobs[row]
-            own = row - slab.first
+    def replies(self, ends: Tensor, losses: list[float], seconds: float) -> list[Reply]:
+        """Return the replies of the rule's rows, given all of the launch's; `seconds` is the time of a step."""
+        mine = ends[self.first : self.stop]
+        uploads, memory = self.finish(mine[:, : self.start.shape[1]])
+        finite = self._finite(mine, uploads, memory)
+        reports = type(self.rule).report is not LocalRule.report
+        replies = []
+        for row, ((task, hop), end) in enumerate(zip(self.jobs, mine, strict=True)):
+            sent = {name: tensor[row] for name, tensor in uploads.items()}
+            if reports:
+                reported = reported_by((task, hop))
+                sent |= reported
+                finite[row] &= all(bool(torch.isfinite(tensor).all()) for tensor in reported.values())
+            steps = self.steps[row]
             replies.append(
                 Reply(
                     hop=hop.id,
                     run=task.run,
-                    end=ends[row],
+                    end=end,
                     samples=task.samples(hop.client),
-                    steps=int(counts[row]),
-                    loss=losses[row],
-                    uploads={**{n: t[own] for n, t in uploads.items()}, **reported_by(jobs[row])},
-                    memory={n: t[own] for n, t in memory.items()},
+                    steps=steps,
+                    loss=losses[self.first + row],
+                    uploads=sent,
+                    memory={name: tensor[row] for name, tensor in memory.items()},
+                    seconds=seconds * steps,
+                    finite=finite[row],
                 )
             )
-    return replies
+        return replies
+
+    def _finite(self, ends: Tensor, uploads: dict[str, Tensor], memory: dict[str, Tensor]) -> list[bool]:
+        """Return which rows hold only finite numbers, in one transfer."""
+        parts = [ends, *uploads.values(), *memory.values()]
+        found = torch.stack([torch.isfinite(part.reshape(len(part), -1)).all(1) for part in parts]).all(0)
+        whether: list[bool] = found.tolist()
+        return whether
 
 
 Some = NDArray[np.int64] | slice
 
 
-def groups(count: int, width: Width) -> list[Some] | None:
+def groups(count: int, size: StackSize) -> list[Some] | None:
     """Return which rows the row algebra processes together, or None for all rows at once."""
-    if width.most is not None:
+    if size.most is not None:
         return [slice(row, row + 1) for row in range(count)]
-    if count < width.least:
-        return [np.minimum(np.arange(width.least), count - 1)]
+    if count < size.least:
+        return [np.minimum(np.arange(size.least), count - 1)]
     return None
 
 
-def norms(rows: Tensor, width: Width) -> Tensor:
+def norms(rows: Tensor, size: StackSize) -> Tensor:
     """Return the norm of each row, as a column."""
-    parts = groups(len(rows), width)
+    parts = groups(len(rows), size)
     seen = [rows] if parts is None else [rows[i] for i in parts]
     return torch.cat([torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in seen])[: len(rows)]
 

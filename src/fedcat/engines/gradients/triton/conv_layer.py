@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedcat.engines.fused import conv_kernels
-from fedcat.engines.fused.chain import Conv, Spatial
-from fedcat.engines.fused.layers import GatherLayer, Layer, merges, pieces, power
-from fedcat.engines.fused.tiles import conv_forward_tile, conv_input_tile, conv_split, conv_weight_tile, fold_block
+from fedcat.engines.gradients.chain import Conv, Spatial
+from fedcat.engines.gradients.triton import conv_kernels
+from fedcat.engines.gradients.triton.layers import GatherLayer, Layer, merges, pieces, power
+from fedcat.engines.gradients.triton.tiles import (
+    conv_forward_tile,
+    conv_input_tile,
+    conv_split,
+    conv_weight_tile,
+    fold_block,
+)
 
 if TYPE_CHECKING:
-    from fedcat.engines.fused.program import Program
+    from fedcat.engines.gradients.triton.gradients import Program
 
 
 class ConvLayer(Layer):
@@ -27,13 +33,12 @@ class ConvLayer(Layer):
         self.windows = 4 if merges(spec) else 1
         self.units = max(units, 16 // self.windows)
         span = size + 1 if self.windows == 4 else size
-        lanes = before.out.lanes
-        self.lines = pieces(span**2 * lanes, 16) * 16
+        self.lines = pieces(span**2 * channels, 16) * 16
         self.samples = conv_split(self.lines * self.units * self.windows, spec.outputs[1] * spec.outputs[2])
         self.splits = pieces(program.batch, self.samples)
         self.laid = program.buffer(self.lines, self.units * self.windows)
         self.part = program.buffer(self.splits, self.units * (self.lines * self.windows + 1), dtype=torch.float32)
-        self.kernel = {"LANES": lanes, "OUT": spec.channels, "SPAN": span, "WIN": self.windows, "KP": self.lines}
+        self.kernel = {"C": channels, "OUT": spec.channels, "SPAN": span, "WIN": self.windows, "KP": self.lines}
         x = before.out.sizes("X")
         d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
         self.places = {"B": program.batch, "PH": spec.outputs[1], "PW": spec.outputs[2], "POOL": spec.pool, **d}
@@ -53,7 +58,7 @@ class ConvLayer(Layer):
             self._lay_out(self.turned, self.spec.kernel, 1, back=True)
 
     def _lay_out(self, to: Tensor, span: int, windows: int, back: bool) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
+        at, rows, spec = self.program, self.program.buffers, self.spec
         at.launch(
             conv_kernels.lay_out,
             pieces(to[0].numel(), 1024),
@@ -61,7 +66,6 @@ class ConvLayer(Layer):
             P_ROW=rows.p.stride(0),
             W_AT=spec.weight,
             C=spec.inputs[0],
-            LANES=self.kernel["LANES"],
             OUT=spec.channels,
             KS=spec.kernel,
             SPAN=span,
@@ -74,7 +78,7 @@ class ConvLayer(Layer):
         )
 
     def forward(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
+        at, rows, spec = self.program, self.program.buffers, self.spec
         tile = conv_forward_tile(at.mode, apart=spec.pool == 2 and self.windows == 1)
         at.launch(
             conv_kernels.conv_forward,
@@ -134,7 +138,7 @@ class ConvLayer(Layer):
         )
 
     def weights(self) -> None:
-        at, rows, spec = self.program, self.program.rows, self.spec
+        at, rows, spec = self.program, self.program.buffers, self.spec
         dense = self.carries and self.windows == 1
         tile = conv_weight_tile(at.mode, self.units * self.windows, self.windows > 1, dense)
         dy, where = self.dout, {**self.common, "D_0": 0}
@@ -161,7 +165,6 @@ class ConvLayer(Layer):
             G_ROW=rows.g.stride(0),
             W_AT=spec.weight,
             B_AT=spec.bias or 0,
-            C=spec.inputs[0],
             KS=spec.kernel,
             **self.kernel,
             BIAS=spec.bias is not None,

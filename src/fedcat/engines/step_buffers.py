@@ -1,4 +1,4 @@
-"""The memory of replayed launches: it keeps its address from launch to launch."""
+"""The memory of captured steps: it keeps its address from launch to launch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """What a launch's steps work on: the rows, their progress and their batches.
+class StepBuffers:
+    """What captured steps read and write: the rows, their progress and their batches.
 
     Attributes
     ----------
@@ -20,7 +20,7 @@ class Rows:
         The nets' float buffers, [R, D - P].
     lr, momentum, decay, clip : Tensor
         Settings of each row, [R, 1].
-    pick : Tensor
+    index : Tensor
         Positions in the pool, [R, S, B], padded with -1.
     count : Tensor
         Number of steps of each row, [R].
@@ -38,13 +38,13 @@ class Rows:
     momentum: Tensor
     decay: Tensor
     clip: Tensor
-    pick: Tensor
+    index: Tensor
     count: Tensor
     order: Tensor
     step: Tensor
 
     @classmethod
-    def make(cls, rows: int, size: int, buffers: int, steps: int, batch: int, like: Tensor) -> Rows:
+    def make(cls, rows: int, size: int, buffers: int, steps: int, batch: int, like: Tensor) -> StepBuffers:
         """Allocate `rows` rows of `size` parameters that take up to `steps` steps with up to `batch` samples."""
         line = -(-size // 32) * 32
         p, v, g = (like.new_zeros(rows, line)[:, :size] for _ in range(3))
@@ -60,3 +60,9 @@ class Rows:
     def active(self, ahead: int) -> Tensor:
         """Return which rows take the step that is `ahead` steps after the counter, [R, 1]."""
         return (self.count > self.step + ahead)[:, None]
+
+    def which(self, ahead: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first `width` rows in `order`, where their step is in [R * S], and which of them take it."""
+        rows, steps = self.order[:width].long(), self.index.shape[1]
+        step = (self.step.long() + ahead).clamp(max=steps - 1)
+        return rows, rows * steps + step, self.active(ahead)[rows]

@@ -11,12 +11,11 @@ from weakref import proxy
 import torch
 from torch import Tensor
 
-from fedcat.engines.fused import image_kernels
-from fedcat.engines.fused.chain import Conv, MaxPool, Norm, Spatial
-from fedcat.engines.fused.tiles import conv_lanes
+from fedcat.engines.gradients.chain import Conv, MaxPool, Norm, Spatial
+from fedcat.engines.gradients.triton import image_kernels
 
 if TYPE_CHECKING:
-    from fedcat.engines.fused.program import Program
+    from fedcat.engines.gradients.triton.gradients import Program
 
 
 def power(size: int, least: int = 16) -> int:
@@ -36,16 +35,12 @@ def pieces(size: int, block: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """Memory for the images [C, H, W] of all rows' batches: channels last with a border, or in PyTorch's order.
-
-    Channels-last images may have more `lanes` than channels, so that a kernel can load several values at once.
-    """
+    """Memory for the images [C, H, W] of all rows' batches: channels last with a border, or in PyTorch's order."""
 
     data: Tensor
     shape: tuple[int, int, int]
     border: int
     flat: bool
-    lanes: int
 
     def sizes(self, letter: str) -> dict[str, int]:
         """Return the strides and the offset for a kernel, under names that begin with `letter`."""
@@ -53,8 +48,8 @@ class Image:
         if self.flat:
             found = (channels * height * width, width, 1, height * width, 0)
         else:
-            line = (width + 2 * self.border) * self.lanes
-            found = ((height + 2 * self.border) * line, line, self.lanes, 1, self.border * (line + self.lanes))
+            line = (width + 2 * self.border) * channels
+            found = ((height + 2 * self.border) * line, line, channels, 1, self.border * (line + channels))
         return {f"{letter}_{end}": size for end, size in zip("BYXC0", found, strict=True)}
 
 
@@ -70,13 +65,11 @@ class Layer(ABC):
         if before is not None:
             self.before = before
 
-    def _make(self, shape: tuple[int, int, int], after: Spatial | None) -> None:
+    def _make(self, shape: tuple[int, int, int], after: Spatial | None, dtype: torch.dtype | None = None) -> None:
         """Allocate the output, which the layer `after` reads, and its gradient."""
-        border, lanes = 0, shape[0]
-        if isinstance(after, Conv):
-            border, lanes = after.padding, conv_lanes(self.program.mode, shape[0], merges(after))
-        self.out = self.program.image(shape, border, flat=after is None, lanes=lanes)
-        self.dout = self.program.image(shape, 0, flat=after is None)
+        border = after.padding if isinstance(after, Conv) else 0
+        self.out = self.program.image(shape, border, flat=after is None, dtype=dtype)
+        self.dout = self.program.image(shape, 0, flat=after is None, dtype=dtype)
 
     @abstractmethod
     def forward(self) -> None:
@@ -112,10 +105,10 @@ class GatherLayer(Layer):
         at.launch(
             image_kernels.gather,
             pieces(at.batch * prod(self.out.shape), 1024),
-            *(at.pool.x, at.rows.pick, self.out.data),
+            *(at.pool.x, at.buffers.index, self.out.data),
             scale=at.scale,
             shift=at.shift,
-            S=at.rows.pick.shape[1],
+            S=at.buffers.index.shape[1],
             B=at.batch,
             C=channels,
             H=height,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fedcat.engines.fused.products import mul
+from fedcat.engines.gradients.triton.products import mul
 
 
 @triton.jit(do_not_specialize=["ahead"])

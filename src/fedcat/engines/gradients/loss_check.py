@@ -14,6 +14,7 @@ from fedcat.core.precision import plain_attention, precision_context
 from fedcat.core.registry import label_of
 from fedcat.engines.base import Job
 from fedcat.engines.batch_order import batches, drawn_by, local_of
+from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Layout, Tensors
 from fedcat.protocol.local_rule import Batch, LossInputs
 
@@ -28,7 +29,6 @@ def check_loss(job: Job) -> None:
     """Raise an error if `torch.vmap` cannot run the loss of a job's rule, or if padding changes it.
 
     The loss of samples of the client's first batch, and its gradient, must be the same if they are padded with others.
-    Nets that mix samples are not tested: their batches are never padded.
     """
     trial = _Trial(job)
     with precision_context(), plain_attention():
@@ -104,11 +104,13 @@ class _Trial:
     def _loss(self, layout: Layout, row: Tensor, where: Tensor, rest: dict[str, Any]) -> Tensor:
         layout.net.train()
         size, pool = layout.parameter_size, self.task.pool
-        net = layout.bind(layout.parameter_views(row[:size]), layout.buffer_views(row[size:]))
+        net = layout.bind(layout.parameter_views(row[:size]), layout.buffer_views(row[size:].detach()))
         mask = (torch.arange(len(where), device=where.device) < len(self.real)).to(layout.dtype)
         x, y = pool.inputs(where, layout.dtype), pool.targets(where, layout.dtype)
-        batch = Batch(x, y, mask if len(where) > len(self.real) else None, self.task.loss)
-        return self.task.rule.loss(net, batch, LossInputs(row[:size].detach(), **rest))
+        padded = mask if len(where) > len(self.real) else None
+        batch = Batch(x, y, padded, self.task.loss)
+        with masked_batch_norm(padded):
+            return self.task.rule.loss(net, batch, LossInputs(row[:size].detach(), **rest))
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

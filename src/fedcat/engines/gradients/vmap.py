@@ -1,0 +1,52 @@
+"""Gradients of any net that can be stacked: one vmapped loss, and autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedcat.core.precision import bf16_autocast_vmap, plain_attention
+from fedcat.engines.gradients.base import Found, Gradients, Inputs, Step, no_inputs
+from fedcat.models.batch_norm import masked_batch_norm
+from fedcat.models.layout import Tensors
+from fedcat.protocol.local_rule import Batch, LossInputs, unchanged
+
+
+class VmapGradients(Gradients):
+    """The loss of all rows under `torch.vmap`; batch normalization leaves out padded samples."""
+
+    name = "torch.vmap"
+
+    def of(self, step: Step) -> Found:
+        """Return losses, gradients and new buffers."""
+        layout, rule, mask = self.layout, self.rule, step.mask()
+        x, y = step.samples(self.pool, layout.dtype)
+        leaves = {n: v.detach().requires_grad_() for n, v in layout.parameter_views(step.p).items()}
+        inputs = step.inputs or no_inputs(step.p)
+        with (
+            torch.enable_grad(),
+            bf16_autocast_vmap(self.precision),
+            plain_attention(),
+            unchanged(rule, "loss", *inputs.values()),
+        ):
+            losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, None if mask is None else 0, 0))(
+                leaves, layout.buffer_views(step.buffers), x, y, mask, inputs
+            )
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        buffers = _flat([after[slot.name].detach() for slot in layout.buffers]) if after else step.buffers
+        return losses.detach(), _flat(grads), buffers
+
+    def _loss(
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor | None, inputs: Inputs
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        net = self.layout.bind(parameters, buffers)
+        with masked_batch_norm(mask):
+            return self.rule.loss(net, Batch(x, y, mask, self.loss), LossInputs(**inputs)), net.buffers
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate stacked tensors [R, ...] into rows [R, sum of sizes]."""
+    return torch.cat([part.reshape(len(part), -1) for part in parts], 1)

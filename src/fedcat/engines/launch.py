@@ -1,0 +1,125 @@
+"""A launch: hops of any runs that train as one stack of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcat.engines.base import Job
+from fedcat.engines.batch_order import BatchOrder, augment_numbers, drawn_by
+from fedcat.engines.gradients.trials import StackSize
+from fedcat.engines.rule_rows import RuleRows
+from fedcat.protocol.local_rule import LocalRule
+from fedcat.protocol.reply import Reply
+from fedcat.protocol.task import stack
+
+AUGMENT = "(augment)"
+"""The name of the random numbers that augment inputs, among those that a rule draws."""
+
+
+class Launch:
+    """The rows of a launch, sorted by rule, with their batches and random numbers.
+
+    Parameters
+    ----------
+    jobs : list of Job
+        Hops that share a net, a loss and a local optimizer, given longest first.
+    rules : sequence of LocalRule
+        Their rules, in an order that is the same in every round.
+    size : StackSize
+        Bounds on the rows of a stack.
+    batch : int
+        The length to which batches are padded.
+    """
+
+    def __init__(self, jobs: list[Job], rules: Sequence[LocalRule], size: StackSize, batch: int) -> None:
+        self.begin = time.perf_counter()
+        by_rule: dict[LocalRule, list[int]] = {rule: [] for rule in rules}
+        for place, (task, _) in enumerate(jobs):
+            by_rule[task.rule].append(place)
+        self.places = [place for mine in by_rule.values() for place in mine]
+        self.jobs = [jobs[place] for place in self.places]
+        self.size, self.batch = size, batch
+        self.task, self.device = self.jobs[0][0], self.jobs[0][1].start.device
+        self.layout = self.task.layout
+        self.orders = [BatchOrder(task, hop) for task, hop in self.jobs]
+        self.counts = np.array([order.steps for order in self.orders])
+        self.starts = torch.stack([hop.start for _, hop in self.jobs])
+        self.rule_rows = self._divide(by_rule)
+        self.clips = any(task.clip is not None for task, _ in self.jobs)
+        self._written = [0] * len(self.jobs)
+
+    def _divide(self, by_rule: dict[LocalRule, list[int]]) -> list[RuleRows]:
+        found, first = [], 0
+        for rule, mine in by_rule.items():
+            if mine:
+                rows = slice(first, first + len(mine))
+                steps = self.counts[rows].tolist()
+                found.append(RuleRows(rule, first, self.jobs[rows], self.starts[rows], steps, self.size))
+                first += len(mine)
+        return found
+
+    def columns(self) -> dict[str, list[float]]:
+        """Return the settings of each row: lr, momentum, decay, clip."""
+        return {
+            "lr": [hop.lr for _, hop in self.jobs],
+            "momentum": [task.momentum for task, _ in self.jobs],
+            "decay": [task.weight_decay for task, _ in self.jobs],
+            "clip": [float("inf") if task.clip is None else task.clip for task, _ in self.jobs],
+        }
+
+    def write(self, index: NDArray[np.integer[Any]], steps: int) -> bool:
+        """Write the positions of the first `steps` steps, up to the end of an epoch; return whether any were new.
+
+        `index` is [R, S, B]; what follows a row's last step stays as it is.
+        """
+        new = False
+        for row, order in enumerate(self.orders):
+            until = min(steps, order.steps)
+            while self._written[row] < until:
+                self._written[row] += order.write(index[row, self._written[row] :])
+                new = True
+        return new
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the number of samples in each row's batches, [R, S]; 0 after its last step."""
+        found = np.zeros((len(self.jobs), int(self.counts.max())), np.int64)
+        for row, order in enumerate(self.orders):
+            found[row, : order.steps] = np.tile(order.lengths, order.steps // len(order.lengths))
+        return found
+
+    def draw(self, steps: int) -> dict[str, Tensor]:
+        """Return the random numbers of every row, [R, steps, ...]: the rule's by name, and those that augment inputs.
+
+        Rows with fewer steps are padded with zeros.
+        """
+        if not self.task.rule.own_loss and not self.task.augment:
+            return {}
+        rows = []
+        for job, count in zip(self.jobs, self.counts.tolist(), strict=True):
+            drawn = dict(drawn_by(job, count)) if self.task.rule.own_loss else {}
+            numbers = augment_numbers(job, count, self.batch)
+            drawn |= {} if numbers is None else {AUGMENT: numbers}
+            rows.append({name: _longer(values, steps) for name, values in drawn.items()})
+        return stack(rows)
+
+    def replies(self, ends: Tensor, losses: Tensor) -> list[Reply]:
+        """Return the replies in the order in which the jobs were given, from final rows and sums of losses."""
+        means = (losses.cpu().numpy() / self.counts).tolist()
+        step = (time.perf_counter() - self.begin) / int(self.counts.sum())
+        found = [reply for rows in self.rule_rows for reply in rows.replies(ends, means, step)]
+        ordered: list[Reply] = [found[0]] * len(found)
+        for place, reply in zip(self.places, found, strict=True):
+            ordered[place] = reply
+        return ordered
+
+
+def _longer(values: Tensor, steps: int) -> Tensor:
+    missing = steps - len(values)
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values

@@ -1,0 +1,213 @@
+"""The steps of launches on a GPU: captured once as CUDA graphs, and replayed without the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcat.core.cuda_graph import capture
+from fedcat.engines.gradients.base import Gradients, no_inputs
+from fedcat.engines.launch import AUGMENT, Launch
+from fedcat.engines.rule_rows import norms
+from fedcat.engines.step_buffers import StepBuffers
+from fedcat.protocol.local_optimizer import Sgd
+
+TOGETHER = 4
+"""Steps per graph; a row that has taken its last step stays unchanged."""
+FIRST = 4 * TOGETHER
+"""Steps whose batches are drawn before the device starts; later batches are drawn while it computes."""
+SPARE = 8
+"""Largest ratio of the steps that there is room for to the steps that a launch needs."""
+
+
+def room(launch: Launch) -> int:
+    """Return the number of steps to make room for, a power of two.
+
+    It covers the longest hop that the federation could have, up to `SPARE` times what this launch needs, so that
+    all rounds use the same memory and graphs.
+    """
+    needed = _power(int(launch.counts.max()))
+    if launch.task.rule.own_loss or launch.task.augment:  # random numbers take memory for every step
+        return needed
+    kinds = {(hop.epochs, task.batch_size, task.federation.largest) for task, hop in launch.jobs}
+    longest = max(epochs * -(-largest // size) for epochs, size, largest in kinds)
+    return max(needed, min(_power(longest), SPARE * needed))
+
+
+def _power(steps: int) -> int:
+    return 1 << (steps - 1).bit_length()
+
+
+class StepGraphs:
+    """Memory for launches with the same `key`, and their steps as CUDA graphs.
+
+    Parameters
+    ----------
+    launch : Launch
+        One of these launches.
+    gradients : Gradients
+        What computes the gradients.
+    fill : int
+        The minimum number of rows.
+    """
+
+    def __init__(self, launch: Launch, gradients: Gradients, fill: int = 1) -> None:
+        task, layout, self.size, self.clips = launch.task, launch.layout, launch.size, launch.clips
+        self.count, self.device, self.room = max(len(launch.jobs), fill), launch.device, room(launch)
+        sizes = (layout.parameter_size, layout.size - layout.parameter_size, self.room, launch.batch)
+        self.buffers = StepBuffers.make(self.count, *sizes, like=launch.starts)
+        own = task.rule.own_loss
+        self.rule_rows = [rows.copy(self.count if own else rows.stop - rows.first) for rows in launch.rule_rows]
+        drawn = launch.draw(self.room)
+        self.drawn = {name: self._filled(values.to(self.device)) for name, values in drawn.items()}
+        of_rule = {name: values for name, values in self.drawn.items() if name != AUGMENT}
+        inputs = self.rule_rows[0].loss_inputs(of_rule) if own else no_inputs(self.buffers.p)
+        self.gradients = gradients.on(self.buffers, inputs, task.augment, self.drawn.get(AUGMENT))
+        self.optimizer = task.optimizer
+        self.state = [torch.zeros_like(self.buffers.p) for _ in range(0 if self._sgd else self.optimizer.slots)]
+        self.widths = halves(self.count) if fill == 1 else [self.count]
+        self.staging = torch.full(self.buffers.index.shape, -1, dtype=torch.int32, pin_memory=self._cuda)
+        self.graphs: dict[int, Any] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
+        self._staged: Any = None
+
+    @staticmethod
+    def key(launch: Launch) -> tuple[object, ...]:
+        """Return what launches have in common that can use the same memory and graphs."""
+        rows = tuple(rows.key() for rows in launch.rule_rows)
+        task = launch.task
+        kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment)
+        return *kind, launch.batch, room(launch), launch.clips, rows
+
+    @property
+    def _cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def _sgd(self) -> bool:
+        """Whether the optimizer is SGD, which gradients may have a kernel for."""
+        return isinstance(self.optimizer, Sgd)
+
+    def rest(self) -> None:
+        """Run steps that change no row, to compile kernels and allocate workspaces."""
+        self._steps(self.count)
+        if self._cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _filled(self, values: Tensor) -> Tensor:
+        """Return the values of a launch's rows, padded to the number of rows here with copies of the last."""
+        missing = self.count - len(values)
+        return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
+
+    def run(self, launch: Launch) -> tuple[Tensor, Tensor]:
+        """Train a launch; return the final rows and the sums of the losses, in the launch's order."""
+        self._load(launch)
+        counts = -np.sort(-launch.counts)
+        step, last = 0, int(counts[0])
+        while step < last:
+            if step == FIRST:  # meanwhile the device is busy with the first steps
+                self._upload(launch, last)
+            training = int((counts > step).sum())
+            self._replay(next(width for width in reversed(self.widths) if width >= training))
+            step += TOGETHER
+        size = len(launch.jobs)
+        ends = torch.cat([self.buffers.p[:size], self.buffers.buffers[:size]], 1)
+        return ends, self.gradients.losses[:size].sum(1)
+
+    def _load(self, launch: Launch) -> None:
+        at, size = self.buffers, len(launch.jobs)
+        split = launch.layout.parameter_size
+        if self._staged is not None:
+            self._staged.synchronize()
+        self._upload(launch, FIRST)
+        at.p[:size].copy_(launch.starts[:, :split])
+        at.buffers[:size].copy_(launch.starts[:, split:])
+        for slot in (at.v, *self.state):
+            slot.zero_()
+        columns = launch.columns()
+        values = torch.tensor(list(columns.values()), dtype=at.p.dtype).to(self.device)
+        for name, value in zip(columns, values, strict=True):
+            getattr(at, name)[:size, 0].copy_(value)
+        counts = np.zeros(self.count, np.int32)
+        counts[:size] = launch.counts
+        both = torch.from_numpy(np.stack([counts, np.argsort(-counts, kind="stable").astype(np.int32)])).to(self.device)
+        at.count.copy_(both[0])
+        at.order.copy_(both[1])
+        at.step.zero_()
+        self.gradients.losses.zero_()
+        for mine, new in zip(self.rule_rows, launch.rule_rows, strict=True):
+            mine.load(new)
+        for name, drawn in launch.draw(self.room).items():
+            self.drawn[name][:size].copy_(drawn, non_blocking=True)
+
+    def _upload(self, launch: Launch, steps: int) -> None:
+        """Copy the positions of the first `steps` steps to the device."""
+        if not launch.write(self.staging.numpy(), steps):
+            return
+        self.buffers.index.copy_(self.staging, non_blocking=True)
+        if self._cuda:
+            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._staged.record()
+
+    def _replay(self, width: int) -> None:
+        """Take `TOGETHER` steps with the first `width` rows in `order`."""
+        if not self._cuda:
+            self._steps(width)
+            return
+        if width not in self.graphs:
+            self.graphs[width] = self._captured(width)
+        self.graphs[width].replay()
+
+    def _captured(self, width: int) -> Any:
+        """Return `TOGETHER` steps as a graph, after running them once without changing any row."""
+        at = self.buffers
+        kept = at.count.clone(), at.step.clone()
+        at.count.zero_()
+        graph = capture(lambda: self._steps(width), self.device, self._pool)  # graphs share it: none reads another's
+        at.count.copy_(kept[0])
+        at.step.copy_(kept[1])
+        return graph
+
+    def _steps(self, width: int) -> None:
+        for ahead in range(TOGETHER):
+            self.gradients.gradients(ahead, width)
+            self._descend(ahead, width)
+        self.buffers.step.add_(TOGETHER)
+
+    def _descend(self, ahead: int, width: int) -> None:
+        """Take one step of the optimizer with every rule's corrections."""
+        at = self.buffers
+        for rows in self.rule_rows:
+            if rows.changes_gradient:
+                mine = slice(rows.first, rows.stop)
+                at.g[mine] = rows.gradient(at.g[mine], at.p[mine])
+        if self.clips:
+            at.g.mul_((at.clip / (norms(at.g, self.size) + 1e-6)).clamp(max=1.0))
+        if self._sgd:
+            self.gradients.descend(ahead, width)
+        else:
+            self._optimize(ahead)
+        for rows in self.rule_rows:
+            if rows.changes_step:
+                mine = slice(rows.first, rows.stop)
+                at.p[mine] = torch.where(at.active(ahead)[mine], rows.after(at.p[mine]), at.p[mine])
+
+    def _optimize(self, ahead: int) -> None:
+        """Take one step of another optimizer than SGD."""
+        at, active = self.buffers, self.buffers.active(ahead)
+        state = [slot.clone() for slot in self.state]
+        given = (at.step + (ahead + 1), at.lr, at.momentum, at.decay)
+        new = self.optimizer.step(at.p.clone(), at.g, state, *given)
+        for mine, moved in zip((at.p, *self.state), (new, *state), strict=True):
+            mine.copy_(torch.where(active, moved, mine))
+
+
+def halves(count: int) -> list[int]:
+    """Return the numbers of rows for which there are graphs: all rows, half of them, and so on."""
+    found = [count]
+    while found[-1] > 1:
+        found.append(-(-found[-1] // 2))
+    return found
