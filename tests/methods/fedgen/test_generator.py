@@ -14,7 +14,14 @@ from fedcat.methods import FedAvg
 from fedcat.methods.base import run_server_work
 from fedcat.methods.fedgen import training
 from fedcat.methods.fedgen.fedgen import FedGen
-from fedcat.methods.fedgen.generator import Generator, RowAdam, diversity_loss, noise_distances, teacher_loss
+from fedcat.methods.fedgen.generator import (
+    Generator,
+    adam_corrections,
+    adam_step,
+    diversity_loss,
+    noise_distances,
+    teacher_loss,
+)
 from fedcat.methods.fedgen.training import GeneratorState, GeneratorTraining, TrainingOptions
 
 FED = federation([3, 9, 5, 12, 7, 4, 8, 6])
@@ -124,9 +131,10 @@ def test_adam_on_rows_is_pytorchs():
     start, slopes = torch.randn(2, 9).double(), torch.randn(5, 2, 9).double()
     p = start.clone()
     zero = torch.zeros_like(p)
-    adam = RowAdam(zero, zero, [0, 0], torch.tensor([[0.1], [0.02]]).double(), 1e-2)
-    for slope in slopes:
-        p = adam.step(p, slope)
+    m, v, lr = zero, zero, torch.tensor([[0.1], [0.02]]).double()
+    corrections = adam_corrections([0, 0], len(slopes), p)
+    for step, slope in enumerate(slopes):
+        p, m, v = adam_step(p, slope, m, v, lr, 1e-2, [table[:, step] for table in corrections])
     for row, lr in enumerate((0.1, 0.02)):
         leaf = start[row].clone().requires_grad_()
         theirs = torch.optim.Adam([leaf], lr=lr, weight_decay=1e-2)

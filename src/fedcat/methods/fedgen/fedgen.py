@@ -71,11 +71,12 @@ class GeneratorRule(LocalRule):
         if "generator" not in inputs.sent:
             return loss
         row, drawn, generator = inputs.sent["generator"], inputs.drawn, self.generator
-        labels, noise, own_noise = (drawn[name][: len(batch.y)] for name in ("labels", "noise", "own_noise"))
-        features = generator.generate(row, generator.inputs(noise, labels))
-        teacher = batch.mean(functional.cross_entropy(net.head(features), labels, reduction="none"))
-        own = generator.generate(row, generator.inputs(own_noise, batch.y))
-        target = functional.log_softmax(net.head(own), -1).detach()
+        size = len(batch.y)
+        labels, noise, own_noise = (drawn[name][:size] for name in ("labels", "noise", "own_noise"))
+        given = generator.inputs(torch.cat([noise, own_noise]), torch.cat([labels, batch.y]))
+        made = net.head(generator.generate(row, given))  # both terms' features at once
+        teacher = batch.mean(functional.cross_entropy(made[:size], labels, reduction="none"))
+        target = functional.log_softmax(made[size:].detach(), -1)
         divergence = (target.exp() * (target - functional.log_softmax(logits, -1))).sum(-1)
         return loss + drawn["a"] * teacher + drawn["b"] * batch.mean(divergence)
 

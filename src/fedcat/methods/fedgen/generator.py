@@ -136,32 +136,27 @@ def noise_distances(noise: Tensor) -> Tensor:
     return torch.cdist(noise, noise).square() / noise.shape[-1]
 
 
-class RowAdam:
-    """Adam with weight decay in the gradient, on rows [S, P], each with its own learning rate and step count.
+BETAS = (0.9, 0.999)
+"""How fast Adam's running means of gradients and of their squares forget."""
 
-    Parameters
-    ----------
-    m, v : Tensor
-        The running means of gradients and of their squares, [S, P].
-    steps : sequence of int
-        How many steps each row has taken.
-    lr : Tensor
-        Learning rates, [S, 1].
-    decay : float
-        The weight decay.
+
+def adam_step(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, decay: float, corrections: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows [S, P] after a step of Adam with weight decay in the gradient, and its two running means.
+
+    `lr` and the two bias corrections, see `adam_corrections`, are columns [S, 1].
     """
+    (b, c), (first, second) = BETAS, corrections
+    g = g.add(p, alpha=decay)
+    m = m * b + g * (1 - b)
+    v = v * c + g.square() * (1 - c)
+    return p - lr / first * m / (v.sqrt() / second.sqrt() + 1e-8), m, v
 
-    BETAS = (0.9, 0.999)
 
-    def __init__(self, m: Tensor, v: Tensor, steps: Sequence[int], lr: Tensor, decay: float) -> None:
-        self.m, self.v, self.steps, self.lr, self.decay = m, v, list(steps), lr, decay
-
-    def step(self, p: Tensor, g: Tensor) -> Tensor:
-        """Return the parameters after a step along the gradients `g`."""
-        b, c = self.BETAS
-        g = g.add(p, alpha=self.decay)
-        self.steps = [count + 1 for count in self.steps]
-        self.m = self.m * b + g * (1 - b)
-        self.v = self.v * c + g.square() * (1 - c)
-        first, second = (p.new_tensor([[1 - beta**count] for count in self.steps]) for beta in (b, c))
-        return p - self.lr / first * self.m / (self.v.sqrt() / second.sqrt() + 1e-8)
+def adam_corrections(taken: Sequence[int], steps: int, like: Tensor) -> list[Tensor]:
+    """Return 1 - beta^t, by which Adam divides, for both betas and each row's next `steps` steps, [S, steps, 1]."""
+    return [
+        like.new_tensor([[[1 - beta ** (count + step + 1)] for step in range(steps)] for count in taken])
+        for beta in BETAS
+    ]

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedcat.core.cuda_graph import capture
 from fedcat.core.precision import precision_context
 from fedcat.core.rng import Purpose, random_stream
 from fedcat.methods.base import ServerWork
-from fedcat.methods.fedgen.generator import KEEP, Generator, RowAdam, diversity_loss, noise_distances, teacher_loss
+from fedcat.methods.fedgen.generator import (
+    KEEP,
+    Generator,
+    adam_corrections,
+    adam_step,
+    diversity_loss,
+    noise_distances,
+    teacher_loss,
+)
 from fedcat.models.layout import Layout, Tensors
 
 TRIED = (2, 3, 7, 33)
@@ -104,8 +112,8 @@ class GeneratorTraining(ServerWork):
 
     def key(self) -> Hashable:
         """Return what trainings that can run at once have in common."""
-        alone = id(self) if self.exact and not _any_number(self) else None
-        return id(self.layout), self.target.generator, self.options, len(self.rows), self.exact, alone
+        alone = self if self.exact and not _any_number(self) else None
+        return self.layout.id, self.target.generator, self.options, len(self.rows), self.exact, alone
 
     def run(self, works: Sequence[GeneratorTraining]) -> None:
         """Train all generators at once; a single one is doubled if that gives it the bits that it has in company."""
@@ -125,35 +133,92 @@ class GeneratorTraining(ServerWork):
 
 def _train(works: Sequence[GeneratorTraining]) -> list[GeneratorState]:
     """Return the generators after training; all works have the same key."""
-    generator, options, layout = works[0].target.generator, works[0].options, works[0].layout
-    targets = [work.target for work in works]
-    rows, m, v = (torch.stack([getattr(target, name) for target in targets]) for name in ("row", "m", "v"))
-    p, running = rows[:, : generator.parameters], rows[:, generator.parameters :]
-    lr = rows.new_tensor([[work.lr] for work in works])
-    adam = RowAdam(m, v, [target.steps for target in targets], lr, options.weight_decay)
-    shares = torch.stack([work.shares for work in works])
-    heads = _Heads(layout, [work.rows for work in works])
-    labels, noise = (torch.stack(part) for part in zip(*(work.draw() for work in works), strict=True))
-    layout.net.eval()
+    first, steps = works[0], range(works[0].options.steps)
+    first.layout.net.eval()
     with precision_context():
-        inputs, distances = generator.inputs(noise, labels), noise_distances(noise)
+        stack = _Stack(works)
+        if first.rows.device.type == "cuda":
+            key = ("generators", first.target.generator, first.options, len(first.rows), len(works))
+            kept, graph = first.layout.once(key, lambda: _captured(_Stack(works)))
+            kept.load(stack)
+            for _ in steps:
+                graph.replay()
+            stack = kept
+        else:
+            for step in steps:
+                stack.step(step)
+    return stack.states([work.target for work in works])
+
+
+def _captured(stack: _Stack) -> tuple[_Stack, Any]:
+    """Return a stack, and its step at the counter on the device as a graph."""
+    return stack, capture(lambda: stack.step(None), stack.p.device)
+
+
+class _Stack:
+    """The generators of several trainings as rows, and all that their steps need.
+
+    Parameters
+    ----------
+    works : sequence of GeneratorTraining
+        The trainings, with the same key.
+    """
+
+    def __init__(self, works: Sequence[GeneratorTraining]) -> None:
+        first, targets = works[0], [work.target for work in works]
+        self.generator, self.options = first.target.generator, first.options
+        rows, self.m, self.v = (
+            torch.stack([getattr(target, name) for target in targets]) for name in ("row", "m", "v")
+        )
+        size = self.generator.parameters
+        self.p, self.running = rows[:, :size].contiguous(), rows[:, size:].contiguous()
+        self.lr = rows.new_tensor([[work.lr] for work in works])
+        self.heads = _Heads(first.layout, [work.rows for work in works])
+        labels, noise = (torch.stack(part) for part in zip(*(work.draw() for work in works), strict=True))
+        shares = torch.stack([work.shares for work in works])
         places = labels[:, :, None].expand(-1, -1, shares.shape[1], -1)
-        weights = shares[:, None].expand(-1, options.steps, -1, -1).gather(-1, places)
-        terms = rows.new_tensor([[options.teacher], [options.diversity]])
-        for step in range(options.steps):
-            leaf = p.detach().requires_grad_()
-            features, statistics = generator.generate_in_training(leaf, inputs[:, step])
-            teacher = teacher_loss(heads(features), labels[:, step], weights[:, step])
-            diversity = diversity_loss(features, distances[:, step])
-            (gradient,) = torch.autograd.grad((terms * torch.stack([teacher, diversity])).sum(), leaf)
-            p = adam.step(p, gradient)
-            running = KEEP * running + (1 - KEEP) * statistics
-    trained = []
-    for i, target in enumerate(targets):
-        after = GeneratorState(generator, torch.cat([p[i], running[i]]))
-        after.m, after.v, after.steps = adam.m[i].clone(), adam.v[i].clone(), target.steps + options.steps
-        trained.append(after)
-    return trained
+        weights = shares[:, None].expand(-1, self.options.steps, -1, -1).gather(-1, places)
+        inputs, distances = self.generator.inputs(noise, labels), noise_distances(noise)
+        corrections = adam_corrections([target.steps for target in targets], self.options.steps, rows)
+        self.each = [inputs, labels, weights, distances, *corrections]
+        self.terms = rows.new_tensor([[self.options.teacher], [self.options.diversity]])
+        self.counter = torch.zeros(1, dtype=torch.int64, device=rows.device)
+
+    def load(self, other: _Stack) -> None:
+        """Copy another stack of the same key into this one's memory, and start from its first step."""
+        mine, new = ([s.p, s.running, s.m, s.v, s.lr, *s.heads.tensors, *s.each] for s in (self, other))
+        for here, there in zip(mine, new, strict=True):
+            here.copy_(there)
+        self.counter.zero_()
+
+    def step(self, number: int | None) -> None:
+        """Take a step: the one with this number, or the next by the counter on the device."""
+        if number is None:
+            now = [values.index_select(1, self.counter)[:, 0] for values in self.each]
+        else:
+            now = [values[:, number] for values in self.each]
+        inputs, labels, weights, distances, *corrections = now
+        with torch.enable_grad():
+            leaf = self.p.detach().requires_grad_()
+            features, statistics = self.generator.generate_in_training(leaf, inputs)
+            teacher = teacher_loss(self.heads(features), labels, weights)
+            diversity = diversity_loss(features, distances)
+            (gradient,) = torch.autograd.grad((self.terms * torch.stack([teacher, diversity])).sum(), leaf)
+        decay = self.options.weight_decay
+        new = adam_step(self.p, gradient, self.m, self.v, self.lr, decay, corrections)
+        for mine, moved in zip((self.p, self.m, self.v), new, strict=True):
+            mine.copy_(moved)
+        self.running.copy_(KEEP * self.running + (1 - KEEP) * statistics)
+        self.counter.add_(1)
+
+    def states(self, targets: Sequence[GeneratorState]) -> list[GeneratorState]:
+        """Return the generators' states."""
+        found = []
+        for i, target in enumerate(targets):
+            after = GeneratorState(self.generator, torch.cat([self.p[i], self.running[i]]))
+            after.m, after.v, after.steps = self.m[i].clone(), self.v[i].clone(), target.steps + self.options.steps
+            found.append(after)
+        return found
 
 
 class _Heads:
@@ -169,9 +234,11 @@ class _Heads:
         if type(layout.net.head) is nn.Linear and {"head.weight", "head.bias"} <= views[0].keys():
             weight, bias = (torch.stack([view[f"head.{name}"] for view in views]) for name in ("weight", "bias"))
             self.linear = weight.flatten(1, 2).mT, bias.unsqueeze(2)
+            self.tensors = list(self.linear)
             return
         flat = torch.cat(list(rows))
         self.parameters, self.buffers = layout.parameter_views(flat[:, :size]), layout.buffer_views(flat[:, size:])
+        self.tensors = [flat]
 
     def __call__(self, features: Tensor) -> Tensor:
         """Return the logits [S, K, B, classes] of features [S, B, latent]."""
@@ -187,9 +254,6 @@ class _Heads:
         return self.layout.bind(parameters, buffers).head(features)
 
 
-_found: WeakKeyDictionary[Layout, dict[Hashable, bool]] = WeakKeyDictionary()
-
-
 def _any_number(work: GeneratorTraining) -> bool:
     """Tell whether a generator trains to the same bits beside any number of others, if there is at least one.
 
@@ -198,14 +262,13 @@ def _any_number(work: GeneratorTraining) -> bool:
     if work.rows.device.type != "cpu":
         return False
     key = (work.target.generator, work.options, len(work.rows), work.rows.dtype, torch.get_num_threads())
-    known = _found.setdefault(work.layout, {})
-    if key not in known:
-        short = replace(work, options=replace(work.options, steps=min(2, work.options.steps)))
-        many = [replace(short, seed=seed) for seed in range(max(TRIED))]
-        all_at_once = _train(many)
-        known[key] = all(
-            torch.equal(a.row, b.row)
-            for count in TRIED[:-1]
-            for a, b in zip(_train(many[:count]), all_at_once, strict=False)
-        )
-    return known[key]
+    return work.layout.once(("any number of generators", *key), lambda: _tried(work))
+
+
+def _tried(work: GeneratorTraining) -> bool:
+    short = replace(work, options=replace(work.options, steps=min(2, work.options.steps)))
+    many = [replace(short, seed=seed) for seed in range(max(TRIED))]
+    whole = _train(many)
+    return all(
+        torch.equal(a.row, b.row) for count in TRIED[:-1] for a, b in zip(_train(many[:count]), whole, strict=False)
+    )
