@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
 
     It is computed as r0 + p @ (rows - r0) over the rows of positive weight, so that equal rows give exactly that row.
     """
-    p = torch.tensor([w for w in weights if w > 0], dtype=torch.float64)
-    if len(p) < len(weights):
+    kept = [w for w in weights if w > 0]
+    if len(kept) < len(weights):
         rows = rows[[i for i, w in enumerate(weights) if w > 0]]
-    p = (p / p.sum()).to(rows.device, rows.dtype)
+    total = math.fsum(kept)
+    p = torch.tensor([w / total for w in kept], dtype=torch.float64).to(rows.dtype).to(rows.device)
     first: Tensor = rows[0]
     return first + p @ (rows - first)
 
