@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,12 @@ def capture(work: Callable[[], object], device: torch.device, pool: Any = None) 
     torch.cuda.current_stream().wait_stream(aside)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        work()
+    collects = gc.isenabled()
+    gc.disable()  # an old graph that is collected during a capture makes it fail
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            work()
+    finally:
+        if collects:
+            gc.enable()
     return graph

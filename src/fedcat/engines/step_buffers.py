@@ -61,8 +61,11 @@ class StepBuffers:
         """Return which rows take the step that is `ahead` steps after the counter, [R, 1]."""
         return (self.count > self.step + ahead)[:, None]
 
+    def now(self, ahead: int) -> Tensor:
+        """Return the number of the step that is `ahead` steps after the counter, [1]; at most the last one."""
+        return (self.step.long() + ahead).clamp(max=self.index.shape[1] - 1)
+
     def which(self, ahead: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first `width` rows in `order`, where their step is in [R * S], and which of them take it."""
-        rows, steps = self.order[:width].long(), self.index.shape[1]
-        step = (self.step.long() + ahead).clamp(max=steps - 1)
-        return rows, rows * steps + step, self.active(ahead)[rows]
+        rows = self.order[:width].long()
+        return rows, rows * self.index.shape[1] + self.now(ahead), self.active(ahead)[rows]

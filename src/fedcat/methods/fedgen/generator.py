@@ -64,8 +64,8 @@ class Generator:
 
     def inputs(self, noise: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's inputs for noise [..., B, noise] and labels [..., B]."""
-        one_hot = torch.eye(self.classes, dtype=noise.dtype, device=noise.device)[labels]
-        return torch.cat([noise, one_hot], -1)
+        one_hot = labels[..., None] == torch.arange(self.classes, device=labels.device)
+        return torch.cat([noise, one_hot.to(noise.dtype)], -1)
 
     def generate(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """Return features [..., B, latent], normalized by the running statistics."""

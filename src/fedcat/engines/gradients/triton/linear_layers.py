@@ -8,7 +8,7 @@ from weakref import proxy
 import torch
 from torch import Tensor
 
-from fedcat.engines.gradients.base import Inputs, at_rows
+from fedcat.engines.gradients.base import Inputs
 from fedcat.engines.gradients.chain import Linear
 from fedcat.engines.gradients.outputs_loss import OutputsLoss
 from fedcat.engines.gradients.triton import linear_kernels
@@ -120,7 +120,11 @@ class TailLayer:
 
 
 class LossLayer:
-    """A loss of the net's outputs, see `OutputsLoss`, in PyTorch's operations."""
+    """A loss of the net's outputs, see `OutputsLoss`, in PyTorch's operations.
+
+    It is computed for all rows: gathering those that still train would take more kernels than it saves. What it writes
+    for the others is not read.
+    """
 
     def __init__(self, program: Program, loss: OutputsLoss, inputs: Inputs, before: Layer) -> None:
         self.program: Program = proxy(program)
@@ -129,19 +133,20 @@ class LossLayer:
 
     def forward(self) -> None:
         """Write the gradient of the outputs; keep what the loss adds to the gradient of the last layer."""
-        at, rows = self.program, self.program.buffers
-        self.which, place, active = rows.which(at.ahead, at.width)
-        index = torch.where(active, rows.index.flatten(0, 1)[place].long(), 0)  # rows that are done train on anything
-        inputs = at_rows(self.inputs, self.which, place)
-        p, outputs = rows.p[self.which], self.before.out.data[self.which]
-        losses, gradient, self.added = self.loss.of(outputs, p, index, inputs)
-        self.before.dout.data[self.which] = gradient
-        self.losses[self.which] += torch.where(active, losses[:, None], 0.0)
+        rows, ahead = self.program.buffers, self.program.ahead
+        active, step = rows.active(ahead), rows.now(ahead)
+        index = torch.where(active, rows.index.index_select(1, step)[:, 0].long(), 0)
+        drawn = {name: values.index_select(1, step)[:, 0] for name, values in self.inputs["drawn"].items()}
+        losses, gradient, self.added = self.loss.of(
+            self.before.out.data, rows.p, index, {**self.inputs, "drawn": drawn}
+        )
+        self.before.dout.data.copy_(gradient)
+        self.losses.add_(torch.where(active, losses[:, None], 0.0))
 
     def weights(self) -> None:
         """Add the last layer's part to its gradient."""
         for place, gradient in self.added:
-            self.program.buffers.g[:, place].index_add_(0, self.which, gradient)
+            self.program.buffers.g[:, place] += gradient
 
 
 def _weight_gradient(at: Program, spec: Linear, x: Tensor, dy: Tensor, h: Tensor, relu: bool) -> None:
