@@ -57,6 +57,30 @@ def test_methods_with_different_rules_share_a_launch(captured, monkeypatch):
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
+def test_many_runs_train_as_two_halves_that_take_turns(captured, monkeypatch):
+    """Each half has the same memory, and gives what its runs give alone."""
+    monkeypatch.setattr("fedcat.engines.stacked.HALVED", 6)
+    trained, made = [], []
+    run, start = StepGraphs.run, StepGraphs.__init__
+    who = lambda launch: sorted({task.run for task, _ in launch.jobs})  # noqa: E731
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: trained.append(who(launch)) or run(self, launch))
+    monkeypatch.setattr(StepGraphs, "__init__", lambda self, *args: made.append(1) or start(self, *args))
+    layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([6] * 5), StackedEngine()
+    words = {"k": 3, "momentum": 0.5}
+    runs = [
+        simulate(FedCat, fed, layout, engine, seed=s, rounds=3 + s // 3, run_name=f"{s}", **words) for s in range(4)
+    ]
+    drive(*runs)
+    first, second = ["0", "1"], ["2", "3"]
+    assert trained == [first, second, first, second, first, second, ["3"]]
+    assert len(made) == 2
+    for seed, together in enumerate(runs):
+        alone = simulate(FedCat, fed, layout, "sequential", seed=seed, rounds=together.rounds, **words)
+        drive(alone)
+        assert apart(together.method.row, alone.method.row) < 1e-10
+        assert [r.train_loss for r in together.history] == pytest.approx([r.train_loss for r in alone.history])
+
+
 def test_launches_of_one_form_use_the_same_memory(captured, monkeypatch):
     made = []
     start = StepGraphs.__init__

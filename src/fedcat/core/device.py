@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedcat.core.errors import SettingError
 
@@ -29,3 +31,8 @@ def find_device(name: str) -> torch.device:
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which a GPU is the current one: streams, graphs and kernels go there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def on_device(values: Sequence[Any], like: Tensor) -> Tensor:
+    """Return numbers as a tensor with the type and device of `like`, without waiting for a GPU's work."""
+    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)

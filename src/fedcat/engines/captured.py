@@ -15,10 +15,9 @@ from fedcat.engines.base import Job
 from fedcat.engines.gradients.base import Gradients
 from fedcat.engines.gradients.choose import captured_gradients
 from fedcat.engines.gradients.trials import stack_size
-from fedcat.engines.launch import Launch
+from fedcat.engines.launch import Launch, Trained
 from fedcat.engines.step_graphs import StepGraphs
 from fedcat.protocol.local_rule import LocalRule
-from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 
 KEPT = 4
@@ -51,15 +50,15 @@ class CapturedLaunches:
         """Return whether steps of a task are captured: on a GPU."""
         return task.layout.device.type == "cuda"
 
-    def train(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Reply]:
-        """Train hops that can share a launch, given longest first; return the replies in the order of the jobs.
+    def start(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Trained]:
+        """Start to train hops that can share a launch, given longest first; return them as one or more launches.
 
         `rules` are those of the hops, in an order that is the same in every round: memory and graphs depend on it.
         """
         with current_device(jobs[0][1].start.device):
-            return self._train(jobs, rules)
+            return self._start(jobs, rules)
 
-    def _train(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Reply]:
+    def _start(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Trained]:
         task = jobs[0][0]
         task.layout.net.train()
         batch = max(task.padding for task in {task for task, _ in jobs})
@@ -67,7 +66,8 @@ class CapturedLaunches:
         gradients, why = captured_gradients(jobs[0], batch, self.precision)
         self._names[task.layout.id, task.loss_key] = f"{gradients.name}, captured: {why}" if why else gradients.name
         size = stack_size(gradients, batch, self.exact)
-        waiting, done = [jobs], []
+        waiting: list[list[Job]] = [jobs]
+        done: list[Trained] = []
         while waiting:
             part = waiting.pop()
             most = min(self._most.get(kind, LIMIT), size.most or LIMIT)
@@ -81,7 +81,7 @@ class CapturedLaunches:
                 waiting.append(part)
                 continue
             try:
-                done.append((launch, *self._step_graphs(key, launch, gradients).run(launch)))
+                done.append(Trained(launch, *self._step_graphs(key, launch, gradients).run(launch)))
             except torch.OutOfMemoryError:
                 alone = not any(kept != key for kept in self._graphs)
                 self._forget()
@@ -90,7 +90,7 @@ class CapturedLaunches:
                 if alone:
                     self._most[kind] = len(part) // 2
                 waiting.append(part)
-        return [reply for launch, ends, losses in done for reply in launch.replies(ends, losses)]
+        return done
 
     def kernels(self, task: Task) -> str:
         """Return a description of what computes a task's steps."""

@@ -39,7 +39,6 @@ class Launch:
     """
 
     def __init__(self, jobs: list[Job], rules: Sequence[LocalRule], size: StackSize, batch: int) -> None:
-        self.begin = time.perf_counter()
         by_rule: dict[LocalRule, list[int]] = {rule: [] for rule in rules}
         for place, (task, _) in enumerate(jobs):
             by_rule[task.rule].append(place)
@@ -47,7 +46,7 @@ class Launch:
         self.jobs = [jobs[place] for place in self.places]
         self.size, self.batch = size, batch
         self.task, self.device = self.jobs[0][0], self.jobs[0][1].start.device
-        self.layout = self.task.layout
+        self.layout, self.begin = self.task.layout, _now(self.device)
         self.orders = [BatchOrder(task, hop) for task, hop in self.jobs]
         self.counts = np.array([order.steps for order in self.orders])
         self.starts = torch.stack([hop.start for _, hop in self.jobs])
@@ -109,15 +108,53 @@ class Launch:
             rows.append({name: _longer(values, steps) for name, values in drawn.items()})
         return stack(rows)
 
-    def replies(self, ends: Tensor, losses: Tensor) -> list[Reply]:
-        """Return the replies in the order in which the jobs were given, from final rows and sums of losses."""
-        means = (losses.cpu().numpy() / self.counts).tolist()
-        step = (time.perf_counter() - self.begin) / int(self.counts.sum())
-        found = [reply for rows in self.rule_rows for reply in rows.replies(ends, means, step)]
-        ordered: list[Reply] = [found[0]] * len(found)
-        for place, reply in zip(self.places, found, strict=True):
-            ordered[place] = reply
-        return ordered
+
+class Trained:
+    """A launch that is trained, or will be when the device gets there; `replies` waits for that.
+
+    Parameters
+    ----------
+    launch : Launch
+        The launch.
+    ends, losses : Tensor
+        Its final rows, [R, D], and the sums of its losses, [R].
+    """
+
+    def __init__(self, launch: Launch, ends: Tensor, losses: Tensor) -> None:
+        self.launch, self.ends = launch, ends
+        self.finished = [rows.finish(ends) for rows in launch.rule_rows]
+        finite = torch.cat([part.finite for part in self.finished])
+        numbers = torch.stack([losses.double(), finite.double()])
+        here = torch.empty(numbers.shape, dtype=torch.float64, pin_memory=ends.device.type == "cuda")
+        self._numbers = here.copy_(numbers, non_blocking=True)
+        self.end = _now(ends.device)
+
+    def replies(self) -> list[Reply]:
+        """Return the replies in the order in which the jobs were given."""
+        launch = self.launch
+        step = _seconds(launch.begin, self.end) / int(launch.counts.sum())
+        losses, finite = self._numbers.tolist()
+        given = (losses, [bool(sound) for sound in finite], step)
+        pairs = zip(launch.rule_rows, self.finished, strict=True)
+        found = [reply for rows, finished in pairs for reply in rows.replies(self.ends, finished, *given)]
+        return [found[place] for place in np.argsort(launch.places)]
+
+
+def _now(device: torch.device) -> Any:
+    """Return the time, or a GPU's event: when it gets here."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _seconds(begin: Any, end: Any) -> float:
+    """Return the seconds between two times; wait for a GPU's event."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def _longer(values: Tensor, steps: int) -> Tensor:

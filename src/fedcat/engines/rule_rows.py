@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcat.core.device import on_device
 from fedcat.engines.base import Job
 from fedcat.engines.batch_order import local_of, reported_by
 from fedcat.engines.gradients.base import Inputs
@@ -61,7 +62,7 @@ class RuleRows:
     @cached_property
     def lr(self) -> Tensor:
         """The rows' learning rates, [R, 1]."""
-        return self.start.new_tensor([[hop.lr] for _, hop in self.jobs])
+        return on_device([hop.lr for _, hop in self.jobs], self.start)[:, None]
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """From now on, work only on those of the rule's rows that are in `rows`."""
@@ -130,37 +131,39 @@ class RuleRows:
         ]
         return torch.cat(found)[: len(p)]
 
-    def finish(self, end: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what all rows upload and keep; exact mode runs row by row, since this happens only once."""
-        if type(self.rule).finish is LocalRule.finish:
-            return {}, {}
-        found = []
-        rows: list[Some] = [slice(row, row + 1) for row in range(len(end))] if self.exact else [slice(None)]
-        new = self.start.new_tensor
-        columns = new([[s] for s in self.steps]), self.lr, new([[task.momentum] for task, _ in self.jobs])
-        for i in rows:
-            steps, lr, momentum = (take(column, i) for column in columns)
-            sent, memory = taken(self.sent, i), taken(self.memory, i)
-            start = take(self.start, i)
-            found.append(call_hook(self.rule, "finish", start, end[i], steps, lr, momentum, sent, memory))
-        uploads, kept = (
-            {n: torch.cat([part[n] for part in parts]) for n in parts[0]} for parts in zip(*found, strict=True)
-        )
-        return uploads, kept
+    def finish(self, ends: Tensor) -> Finished:
+        """Return what all rows upload and keep, given the launch's final rows, and which hold only finite numbers.
 
-    def replies(self, ends: Tensor, losses: list[float], seconds: float) -> list[Reply]:
+        Exact mode runs the rule row by row, since this happens only once.
+        """
+        mine, uploads, memory = ends[self.first : self.stop], {}, {}
+        if type(self.rule).finish is not LocalRule.finish:
+            end, found = mine[:, : self.start.shape[1]], []
+            columns = [on_device(values, mine)[:, None] for values in (self.steps, [t.momentum for t, _ in self.jobs])]
+            for i in [slice(row, row + 1) for row in range(len(end))] if self.exact else [slice(None)]:
+                steps, momentum, lr, start = (take(values, i) for values in (*columns, self.lr, self.start))
+                given = (taken(self.sent, i), taken(self.memory, i))
+                found.append(call_hook(self.rule, "finish", start, end[i], steps, lr, momentum, *given))
+            uploads, memory = (
+                {n: torch.cat([part[n] for part in parts]) for n in parts[0]} for parts in zip(*found, strict=True)
+            )
+        parts = [mine, *uploads.values(), *memory.values()]
+        finite = torch.stack([torch.isfinite(part.reshape(len(part), -1)).all(1) for part in parts]).all(0)
+        return Finished(uploads, memory, finite)
+
+    def replies(
+        self, ends: Tensor, finished: Finished, losses: list[float], finite: list[bool], seconds: float
+    ) -> list[Reply]:
         """Return the replies of the rule's rows, given all of the launch's; `seconds` is the time of a step."""
-        mine = ends[self.first : self.stop]
-        uploads, memory = self.finish(mine[:, : self.start.shape[1]])
-        finite = self._finite(mine, uploads, memory)
         reports = type(self.rule).report is not LocalRule.report
         replies = []
-        for row, ((task, hop), end) in enumerate(zip(self.jobs, mine, strict=True)):
-            sent = {name: tensor[row] for name, tensor in uploads.items()}
+        for row, ((task, hop), end) in enumerate(zip(self.jobs, ends[self.first : self.stop], strict=True)):
+            sound = finite[self.first + row]
+            sent = {name: tensor[row] for name, tensor in finished.uploads.items()}
             if reports:
                 reported = reported_by((task, hop))
                 sent |= reported
-                finite[row] &= all(bool(torch.isfinite(tensor).all()) for tensor in reported.values())
+                sound = sound and all(bool(torch.isfinite(tensor).all()) for tensor in reported.values())
             steps = self.steps[row]
             replies.append(
                 Reply(
@@ -169,21 +172,22 @@ class RuleRows:
                     end=end,
                     samples=task.samples(hop.client),
                     steps=steps,
-                    loss=losses[self.first + row],
+                    loss=losses[self.first + row] / steps,
                     uploads=sent,
-                    memory={name: tensor[row] for name, tensor in memory.items()},
+                    memory={name: tensor[row] for name, tensor in finished.memory.items()},
                     seconds=seconds * steps,
-                    finite=finite[row],
+                    finite=sound,
                 )
             )
         return replies
 
-    def _finite(self, ends: Tensor, uploads: dict[str, Tensor], memory: dict[str, Tensor]) -> list[bool]:
-        """Return which rows hold only finite numbers, in one transfer."""
-        parts = [ends, *uploads.values(), *memory.values()]
-        found = torch.stack([torch.isfinite(part.reshape(len(part), -1)).all(1) for part in parts]).all(0)
-        whether: list[bool] = found.tolist()
-        return whether
+
+class Finished(NamedTuple):
+    """What a rule's rows upload and keep, and which hold only finite numbers, [R]."""
+
+    uploads: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    finite: Tensor
 
 
 Some = NDArray[np.int64] | slice

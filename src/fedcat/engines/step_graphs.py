@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcat.core.cuda_graph import capture
+from fedcat.core.device import on_device
 from fedcat.engines.gradients.base import Gradients, no_inputs
 from fedcat.engines.launch import AUGMENT, Launch
 from fedcat.engines.rule_rows import norms
@@ -69,10 +71,9 @@ class StepGraphs:
         self.optimizer = task.optimizer
         self.state = [torch.zeros_like(self.buffers.p) for _ in range(0 if self._sgd else self.optimizer.slots)]
         self.widths = halves(self.count) if fill == 1 else [self.count]
-        self.staging = torch.full(self.buffers.index.shape, -1, dtype=torch.int32, pin_memory=self._cuda)
         self.graphs: dict[int, Any] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
-        self._staged: Any = None
+        self._staging = deque(_Staging(self.buffers.index) for _ in range(2))
 
     @staticmethod
     def key(launch: Launch) -> tuple[object, ...]:
@@ -120,22 +121,21 @@ class StepGraphs:
     def _load(self, launch: Launch) -> None:
         at, size = self.buffers, len(launch.jobs)
         split = launch.layout.parameter_size
-        if self._staged is not None:
-            self._staged.synchronize()
+        self._staging.rotate()
+        self._staging[0].wait()
         self._upload(launch, FIRST)
         at.p[:size].copy_(launch.starts[:, :split])
         at.buffers[:size].copy_(launch.starts[:, split:])
         for slot in (at.v, *self.state):
             slot.zero_()
         columns = launch.columns()
-        values = torch.tensor(list(columns.values()), dtype=at.p.dtype).to(self.device)
-        for name, value in zip(columns, values, strict=True):
+        for name, value in zip(columns, on_device(list(columns.values()), at.p), strict=True):
             getattr(at, name)[:size, 0].copy_(value)
         counts = np.zeros(self.count, np.int32)
         counts[:size] = launch.counts
-        both = torch.from_numpy(np.stack([counts, np.argsort(-counts, kind="stable").astype(np.int32)])).to(self.device)
-        at.count.copy_(both[0])
-        at.order.copy_(both[1])
+        both = torch.from_numpy(np.stack([counts, np.argsort(-counts, kind="stable").astype(np.int32)]))
+        for to, numbers in zip((at.count, at.order), both.to(self.device, non_blocking=True), strict=True):
+            to.copy_(numbers)
         at.step.zero_()
         self.gradients.losses.zero_()
         for mine, new in zip(self.rule_rows, launch.rule_rows, strict=True):
@@ -145,12 +145,8 @@ class StepGraphs:
 
     def _upload(self, launch: Launch, steps: int) -> None:
         """Copy the positions of the first `steps` steps to the device."""
-        if not launch.write(self.staging.numpy(), steps):
-            return
-        self.buffers.index.copy_(self.staging, non_blocking=True)
-        if self._cuda:
-            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._staged.record()
+        if launch.write(self._staging[0].array, steps):
+            self._staging[0].upload(self.buffers.index)
 
     def _replay(self, width: int) -> None:
         """Take `TOGETHER` steps with the first `width` rows in `order`."""
@@ -203,6 +199,27 @@ class StepGraphs:
         new = self.optimizer.step(at.p.clone(), at.g, state, *given)
         for mine, moved in zip((at.p, *self.state), (new, *state), strict=True):
             mine.copy_(torch.where(active, moved, mine))
+
+
+class _Staging:
+    """Host memory from which batches are copied to the device; two take turns, so that one can be filled meanwhile."""
+
+    def __init__(self, like: Tensor) -> None:
+        cuda = like.device.type == "cuda"
+        self._memory = torch.full(like.shape, -1, dtype=like.dtype, pin_memory=cuda)
+        self._copied: Any = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+        self.array = self._memory.numpy()
+
+    def wait(self) -> None:
+        """Wait until the memory may be written."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def upload(self, to: Tensor) -> None:
+        """Start to copy the memory to the device."""
+        to.copy_(self._memory, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
 
 def halves(count: int) -> list[int]:

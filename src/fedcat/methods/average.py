@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from fedcat.core.device import on_device
 
 
 def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
@@ -19,7 +20,7 @@ def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
     if len(kept) < len(weights):
         rows = rows[[i for i, w in enumerate(weights) if w > 0]]
     total = math.fsum(kept)
-    p = torch.tensor([w / total for w in kept], dtype=torch.float64).to(rows.dtype).to(rows.device)
+    p = on_device([w / total for w in kept], rows)
     first: Tensor = rows[0]
     return first + p @ (rows - first)
 

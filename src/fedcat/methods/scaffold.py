@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedcat.core.device import on_device
 from fedcat.core.errors import unknown_name
 from fedcat.methods.base import Context
 from fedcat.methods.client_memory import ClientMemory
@@ -100,7 +101,7 @@ class Scaffold(FedAvg):
         samples, equal = self.context.samples, self.weighting == "equal"
         shares = [1 / len(samples) if equal else samples[client] / samples.sum() for client in last]
         changes = torch.stack([reply.uploads["control"] for reply in last.values()])
-        self.control = self.control + changes.new_tensor(shares) @ changes
+        self.control = self.control + on_device(shares, changes) @ changes
         return super().reduce(hops, replies)
 
     def state(self) -> dict[str, Any]:

@@ -34,9 +34,9 @@ class Planned(NamedTuple):
 class Driver:
     """Plans, submits, collects, absorbs, evaluates and records, until all runs are done.
 
-    Runs that share an engine share its launches. With a barrier, each step is a round: it waits for all replies, and
-    the next round starts after the last one is evaluated. Without a barrier, replies are absorbed as they come, and a
-    method may start hops of later rounds; the global models, the accuracies and the traffic of each round are the same.
+    Runs that share an engine share its launches. With a barrier, a run's round waits for all of its replies, and the
+    next one starts after it is evaluated. Without a barrier, replies are absorbed as they come, and a method may start
+    hops of later rounds; the global models, the accuracies and the traffic of each round are the same.
 
     Parameters
     ----------
@@ -90,7 +90,11 @@ class Driver:
                 run.tell("on_start")
 
     def step(self) -> None:
-        """Collect replies once from every engine; with a barrier, that is a round of every run."""
+        """Collect replies once from every engine; with a barrier, that is a round of at least one of its runs.
+
+        It is a round of every run if the engine returns all replies at once. A GPU trains many runs as two halves, of
+        which each step collects one.
+        """
         self.start()
         for engine in dict.fromkeys(run.engine for run in self.active):
             group = [run for run in self.active if run.engine is engine]
@@ -101,7 +105,8 @@ class Driver:
                 if reply.run in replies:  # a run that was stopped takes no more
                     replies[reply.run].append(reply)
             for run in group:
-                _timed(run, partial(run.absorb, replies[run.name]))
+                if replies[run.name]:
+                    _timed(run, partial(run.absorb, replies[run.name]))
             self._work(group)
         while self._record():
             pass
@@ -124,17 +129,22 @@ class Driver:
             run.engine.submit([(run.task, hop)])
 
     def _collect(self, engine: Engine) -> list[Reply]:
-        """Return the replies that end hops: of the whole round with a barrier, else at least one."""
+        """Return replies that end hops: with a barrier, all that a run's round still waits for; else at least one."""
         if not self._waiting(engine):
             raise RuntimeError("no run has a hop to start: a method waits for replies that are not outstanding")
         replies: list[Reply] = []
-        while self._waiting(engine) and (self.barrier or not replies):
+        while (waiting := self._waiting(engine)) and not self._enough(replies, waiting):
             replies += self._receive(engine)
             for name, planned in list(self._held.items()):
                 if planned.run.engine is engine:
                     del self._held[name]
                     self._submit(name, planned)
         return replies
+
+    def _enough(self, replies: Sequence[Reply], waiting: Sequence[Planned]) -> bool:
+        """Return whether a step may end: with a barrier, if there are all replies of a run's round."""
+        found = {reply.run for reply in replies}
+        return bool(found - {planned.run.name for planned in waiting} if self.barrier else found)
 
     def _waiting(self, engine: Engine) -> list[Planned]:
         """Return the hops that the engine owes, and those that wait for their clients."""
