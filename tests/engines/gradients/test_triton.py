@@ -61,7 +61,23 @@ def wide():
     )
 
 
+def strided():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 2, stride=2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(20, 10)),
+    )
+
+
+def strided_and_pooled():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 2), nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16, 10)),
+    )
+
+
 NETS_TRIED = {
+    "stride": strided,
+    "stride and pooling": strided_and_pooled,
     "digits": digits_net,
     "windows apart": pooled_apart,
     "overlapping pools, norms, crop": overlapping,
@@ -191,7 +207,7 @@ def with_another():
         (frozen, "frozen"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), "last layer"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Linear(9, 10)), "ReLU between"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Flatten(), nn.Linear(18, 10)), "stride"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3, dilation=2), nn.Flatten(), nn.Linear(32, 10)), "dilation"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, (3, 1)), nn.Flatten(), nn.Linear(96, 10)), "square"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 1, padding=1), nn.Flatten(), nn.Linear(200, 10)), "padded by its"),
         (

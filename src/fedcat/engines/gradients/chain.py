@@ -13,7 +13,7 @@ from fedcat.models.nets import CenterCrop, Net
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with stride 1, optional ReLU and 2 x 2 pooling; `weight` and `bias` are offsets in the row."""
+    """A convolution with optional ReLU and 2 x 2 pooling; `weight` and `bias` are offsets in the row."""
 
     weight: int
     bias: int | None
@@ -25,11 +25,12 @@ class Conv:
     channels: int
     relu: bool = False
     pool: int = 1
+    stride: int = 1
 
     @property
     def outputs(self) -> tuple[int, int, int]:
         """The output shape."""
-        height, width = (side + 2 * self.padding - self.kernel + 1 for side in self.inputs[1:])
+        height, width = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in self.inputs[1:])
         return self.channels, height // self.pool, width // self.pool
 
 
@@ -162,20 +163,20 @@ class _Reader:
 
     def _conv2d(self, layer: nn.Conv2d) -> None:
         inputs = self._image(layer)
-        simple = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
+        simple = len(set(layer.stride)) == 1 and layer.dilation == (1, 1) and layer.groups == 1
         square = (
             len(set(layer.kernel_size)) == 1 and not isinstance(layer.padding, str) and len(set(layer.padding)) == 1
         )
         if not simple or not square or layer.padding_mode != "zeros":
-            raise Unknown("its convolution has a stride, groups or dilation, is not square or does not pad with zeros")
+            raise Unknown("its convolution has groups or dilation, is not square or does not pad with zeros")
         if int(layer.padding[0]) >= layer.kernel_size[0]:
             raise Unknown("its convolution is padded by its kernel size or more")
         stored = (self.stored[0], self.stored[1], self.stored[2]) if not self.spatial else inputs
         corner = (0, 0) if self.spatial else self.corner
         weight, bias = self._place("weight"), None if layer.bias is None else self._place("bias")
-        self._append(
-            Conv(weight, bias, stored, corner, inputs, layer.kernel_size[0], int(layer.padding[0]), layer.out_channels)
-        )
+        kernel, padding, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
+        made = Conv(weight, bias, stored, corner, inputs, kernel, padding, layer.out_channels)
+        self._append(replace(made, stride=stride))
 
     def _append(self, layer: Spatial) -> None:
         if min(layer.outputs) < 1:

@@ -14,6 +14,7 @@ from fedcat.engines.gradients.manual import manual_gradients
 from fedcat.engines.gradients.outputs_loss import OutputsLoss, SeesMore
 from fedcat.engines.gradients.trials import disagrees
 from fedcat.engines.gradients.vmap import VmapGradients
+from fedcat.models.traits import convolved
 from fedcat.protocol.task import Task, stack
 
 LARGEST_BATCH = 1024
@@ -33,17 +34,29 @@ def captured_gradients(job: Job, batch: int, precision: str) -> tuple[Gradients,
     task, hop = job
     key = ("captured gradients", task.pool.id, batch, precision, task.loss_key, bool(task.augment), *hop.sent)
     found = task.layout.once(key, lambda: _triton(job, batch, precision))
-    return (_vmap(task, precision), found) if isinstance(found, str) else (found, "")
+    if not isinstance(found, str):
+        return found, ""
+    key = ("convolutions", task.pool.id, batch, precision, task.loss)
+    fast = task.layout.once(key, lambda: _fast_convolutions(task, batch, precision))
+    return _vmap(task, precision, precision if fast else None), found
 
 
-def _vmap(task: Task, precision: str) -> Gradients:
-    return VmapGradients(task.layout, task.pool, precision, task.rule, task.loss)
+def _vmap(task: Task, precision: str, convolutions: str | None = None) -> Gradients:
+    return VmapGradients(task.layout, task.pool, precision, task.rule, task.loss, convolutions)
+
+
+def _fast_convolutions(task: Task, batch: int, precision: str) -> bool:
+    """Return whether Triton kernels compute a net's convolutions under `torch.vmap`."""
+    if not convolved(task.layout) or _no_kernels(task, batch):
+        return False
+    made = VmapGradients(task.layout, task.pool, precision, loss=task.loss, convolutions=precision)
+    return not disagrees(made, batch)
 
 
 def _triton(job: Job, batch: int, precision: str) -> Gradients | str:
     """Return the Triton kernels for a job's net and loss, or why they cannot train it."""
     task, _ = job
-    why = _no_kernels(task, batch)
+    why = "its inputs are augmented" if task.augment else _no_kernels(task, batch)
     if why:
         return why
     chain = chain_of(task.layout, task.pool)
@@ -64,8 +77,6 @@ def _triton(job: Job, batch: int, precision: str) -> Gradients | str:
 
 
 def _no_kernels(task: Task, batch: int) -> str:
-    if task.augment:
-        return "its inputs are augmented"
     if task.layout.dtype != torch.float32:
         return "its parameters are not float32"
     if batch > LARGEST_BATCH:

@@ -36,7 +36,9 @@ def manual_gradients(layout: Layout, pool: Pool, batch: int) -> ManualGradients 
 
 def _tried(layout: Layout, pool: Pool) -> ManualGradients | None:
     chain = chain_of(layout, pool)
-    if isinstance(chain, str) or not all(isinstance(layer, Conv) for layer in chain.spatial):
+    if isinstance(chain, str):
+        return None
+    if not all(isinstance(layer, Conv) and layer.stride == 1 for layer in chain.spatial):
         return None
     made = ManualGradients(layout, pool, chain)
     return None if disagrees(made, batch=4) else made

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from fedcat.core.precision import bf16_autocast_vmap, plain_attention
-from fedcat.engines.gradients.base import Found, Gradients, Inputs, Step, no_inputs
+from fedcat.data.pool import Pool
+from fedcat.engines.gradients.base import PLAIN, Found, Gradients, Inputs, Step, no_inputs
 from fedcat.models.batch_norm import masked_batch_norm
-from fedcat.models.layout import Tensors
-from fedcat.protocol.local_rule import Batch, LossInputs, unchanged
+from fedcat.models.layout import Layout, Tensors
+from fedcat.models.losses import LossFunction, cross_entropy
+from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, unchanged
 
 
 class VmapGradients(Gradients):
-    """The loss of all rows under `torch.vmap`; batch normalization leaves out padded samples."""
+    """The loss of all rows under `torch.vmap`; batch normalization leaves out padded samples.
+
+    Parameters
+    ----------
+    layout, pool, precision, rule, loss
+        See `Gradients`.
+    convolutions : str, optional
+        The precision in which Triton kernels compute 2D convolutions; by default PyTorch does.
+    """
 
     name = "torch.vmap"
+
+    def __init__(
+        self,
+        layout: Layout,
+        pool: Pool,
+        precision: str = "fp32",
+        rule: LocalRule = PLAIN,
+        loss: LossFunction = cross_entropy,
+        convolutions: str | None = None,
+    ) -> None:
+        super().__init__(layout, pool, precision, rule, loss)
+        self.convolutions = convolutions
+        if convolutions is not None:
+            self.name = "torch.vmap with Triton convolutions"
 
     def of(self, step: Step) -> Found:
         """Return losses, gradients and new buffers."""
@@ -43,8 +69,15 @@ class VmapGradients(Gradients):
         self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor | None, inputs: Inputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        with masked_batch_norm(mask):
+        with masked_batch_norm(mask), self._fast_convolutions():
             return self.rule.loss(net, Batch(x, y, mask, self.loss), LossInputs(**inputs)), net.buffers
+
+    def _fast_convolutions(self) -> AbstractContextManager[Any]:
+        if self.convolutions is None:
+            return nullcontext()
+        from fedcat.engines.gradients.triton.conv2d import fast_conv2d
+
+        return fast_conv2d(self.convolutions)
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:

@@ -56,12 +56,16 @@ def lay_out(p, to, step, count, order, ahead, P_ROW: tl.constexpr, W_AT: tl.cons
 @triton.jit(do_not_specialize=["ahead"])
 def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constexpr, B_AT: tl.constexpr,
                  B: tl.constexpr, C: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr,
-                 PW: tl.constexpr, POOL: tl.constexpr, WIN: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
+                 PW: tl.constexpr, POOL: tl.constexpr, WIN: tl.constexpr, STRIDE: tl.constexpr, RELU: tl.constexpr,
+                 BIAS: tl.constexpr, ARG: tl.constexpr,
                  X_B: tl.constexpr, X_Y: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr, O_X: tl.constexpr,
                  O_C: tl.constexpr, O_0: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
                  D_C: tl.constexpr, MODE: tl.constexpr, TURNED: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr,
                  BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Convolve, pool, add the bias and apply ReLU, for one tile of (pooled) positions and all channels."""
+    """Convolve, pool, add the bias and apply ReLU, for one tile of (pooled) positions and all channels.
+
+    Writes out = relu(max over a window of (x * w) + b), and with `ARG` which position of the window won.
+    """
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -72,7 +76,7 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
     ok = m < B * PH * PW
     BN: tl.constexpr = BO * WIN
     n = tl.arange(0, BN)
-    base = b * X_B + py * (POOL * X_Y) + px * (POOL * C)
+    base = b * X_B + py * (POOL * STRIDE * X_Y) + px * (POOL * STRIDE * C)
     x_row = x + r.to(tl.int64) * (B * X_B)
     w_row = w + r.to(tl.int64) * (KP * BN)
     a0 = tl.zeros([BM, BN], tl.float32)
@@ -88,9 +92,11 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
         weights = tl.load(w_row + places, mask=(k < KP)[:, None], other=0.0)
         a0 = mul(tl.load(x_row + at, mask=keep, other=0.0), weights, a0, MODE)
         if POOL == 2 and WIN == 1:
-            a1 = mul(tl.load(x_row + at + C, mask=keep, other=0.0), weights, a1, MODE)
-            a2 = mul(tl.load(x_row + at + X_Y, mask=keep, other=0.0), weights, a2, MODE)
-            a3 = mul(tl.load(x_row + at + X_Y + C, mask=keep, other=0.0), weights, a3, MODE)
+            right: tl.constexpr = STRIDE * C
+            below: tl.constexpr = STRIDE * X_Y
+            a1 = mul(tl.load(x_row + at + right, mask=keep, other=0.0), weights, a1, MODE)
+            a2 = mul(tl.load(x_row + at + below, mask=keep, other=0.0), weights, a2, MODE)
+            a3 = mul(tl.load(x_row + at + below + right, mask=keep, other=0.0), weights, a3, MODE)
     o = tl.arange(0, BO)
     if WIN == 4:
         best, place = tl.max(tl.reshape(a0, [BM, BO, 4]), 2, return_indices=True)
@@ -112,14 +118,16 @@ def conv_forward(x, w, p, out, arg, step, count, order, ahead, P_ROW: tl.constex
     keep = ok[:, None] & (o < OUT)[None, :]
     at = (b * O_B + py * O_Y + px * O_X + O_0)[:, None] + o[None, :] * O_C
     tl.store(out + r.to(tl.int64) * (B * O_B) + at, best, mask=keep)
-    at = (b * D_B + py * D_Y + px * D_X)[:, None] + o[None, :] * D_C
-    tl.store(arg + r.to(tl.int64) * (B * D_B) + at, place.to(tl.int8), mask=keep)
+    if ARG:
+        at = (b * D_B + py * D_Y + px * D_X)[:, None] + o[None, :] * D_C
+        tl.store(arg + r.to(tl.int64) * (B * D_B) + at, place.to(tl.int8), mask=keep)
 
 
 @triton.jit(do_not_specialize=["ahead"])
 def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.constexpr, C: tl.constexpr,
                          SPAN: tl.constexpr, OUT: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-                         POOL: tl.constexpr, WIN: tl.constexpr, DENSE: tl.constexpr, X_B: tl.constexpr,
+                         POOL: tl.constexpr, WIN: tl.constexpr, STRIDE: tl.constexpr, DENSE: tl.constexpr,
+                         X_B: tl.constexpr,
                          X_Y: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
                          D_C: tl.constexpr, D_0: tl.constexpr, MODE: tl.constexpr, SPLITS: tl.constexpr,
                          BS: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr,
@@ -169,7 +177,7 @@ def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.cons
         place = tl.zeros([BM, BO], tl.int32)
         if not DENSE:
             place = tl.load(arg + d_row + at, mask=keep, other=4).to(tl.int32)
-        at = (b * X_B + py * (POOL * X_Y) + px * (POOL * C))[None, :] + koff[:, None]
+        at = (b * X_B + py * (POOL * STRIDE * X_Y) + px * (POOL * STRIDE * C))[None, :] + koff[:, None]
         live = ok[None, :] & kin[:, None]
         if DENSE:
             acc = mul(tl.load(x_row + at, mask=live, other=0.0), d, acc, MODE, True)
@@ -181,11 +189,13 @@ def conv_weight_gradient(x, dy, arg, part, step, count, order, ahead, B: tl.cons
         else:
             acc = mul(tl.load(x_row + at, mask=live, other=0.0), tl.where(place == 0, d, 0.0), acc, MODE, True)
             if POOL == 2:
-                acc = mul(tl.load(x_row + at + C, mask=live, other=0.0), tl.where(place == 1, d, 0.0), acc, MODE, True)
-                acc = mul(
-                    tl.load(x_row + at + X_Y, mask=live, other=0.0), tl.where(place == 2, d, 0.0), acc, MODE, True
-                )
-                x3 = tl.load(x_row + at + X_Y + C, mask=live, other=0.0)
+                right: tl.constexpr = STRIDE * C
+                below: tl.constexpr = STRIDE * X_Y
+                x1 = tl.load(x_row + at + right, mask=live, other=0.0)
+                acc = mul(x1, tl.where(place == 1, d, 0.0), acc, MODE, True)
+                x2 = tl.load(x_row + at + below, mask=live, other=0.0)
+                acc = mul(x2, tl.where(place == 2, d, 0.0), acc, MODE, True)
+                x3 = tl.load(x_row + at + below + right, mask=live, other=0.0)
                 acc = mul(x3, tl.where(place == 3, d, 0.0), acc, MODE, True)
     n = tl.arange(0, BN)
     tl.store(to + k[:, None] * BN + n[None, :], acc, mask=(k < KP)[:, None])
@@ -223,10 +233,14 @@ def fold(part, g, step, count, order, ahead, G_ROW: tl.constexpr, W_AT: tl.const
 
 @triton.jit(do_not_specialize=["ahead"])
 def unpool(dy, arg, full, step, count, order, ahead, B: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr,
-           OW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, D_B: tl.constexpr,
+           OW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, STRIDE: tl.constexpr,
+           D_B: tl.constexpr,
            D_Y: tl.constexpr, D_X: tl.constexpr, D_C: tl.constexpr, F_B: tl.constexpr, F_Y: tl.constexpr,
            F_0: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write a pooled convolution's gradient at every position: zero except where the window's largest value was."""
+    """Write a convolution's gradient at every position of its input that a kernel of stride 1 would have.
+
+    It is zero between the positions of a stride, and where a window's largest value was not.
+    """
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
         return
@@ -235,11 +249,13 @@ def unpool(dy, arg, full, step, count, order, ahead, B: tl.constexpr, OUT: tl.co
     xx = (j // OUT) % OW
     y = (j // (OUT * OW)) % OH
     b = j // (OUT * OW * OH)
-    inside = (b < B) & (y // POOL < PH) & (xx // POOL < PW)
-    at = r.to(tl.int64) * (B * D_B) + b * D_B + (y // POOL) * D_Y + (xx // POOL) * D_X + o * D_C
+    cy = y // STRIDE
+    cx = xx // STRIDE
+    inside = (b < B) & (y % STRIDE == 0) & (xx % STRIDE == 0) & (cy // POOL < PH) & (cx // POOL < PW)
+    at = r.to(tl.int64) * (B * D_B) + b * D_B + (cy // POOL) * D_Y + (cx // POOL) * D_X + o * D_C
     place = tl.load(arg + at, mask=inside, other=4)
     d = tl.load(dy + at, mask=inside, other=0.0)
-    d = tl.where(place == (y % POOL) * POOL + xx % POOL, d, 0.0)
+    d = tl.where(place == (cy % POOL) * POOL + cx % POOL, d, 0.0)
     tl.store(full + r.to(tl.int64) * (B * F_B) + b * F_B + y * F_Y + xx * OUT + o + F_0, d, mask=b < B)
 
 

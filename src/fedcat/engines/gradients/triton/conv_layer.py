@@ -41,7 +41,14 @@ class ConvLayer(Layer):
         self.kernel = {"C": channels, "OUT": spec.channels, "SPAN": span, "WIN": self.windows, "KP": self.lines}
         x = before.out.sizes("X")
         d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
-        self.places = {"B": program.batch, "PH": spec.outputs[1], "PW": spec.outputs[2], "POOL": spec.pool, **d}
+        self.places = {
+            "B": program.batch,
+            "PH": spec.outputs[1],
+            "PW": spec.outputs[2],
+            "POOL": spec.pool,
+            "STRIDE": spec.stride,
+            **d,
+        }
         self.common = {**self.kernel, **self.places, "X_B": x["X_B"], "X_Y": x["X_Y"], "MODE": program.mode}
         self.carries = not isinstance(before, GatherLayer)
         self.turns = program.mode == "tf32"
@@ -90,6 +97,7 @@ class ConvLayer(Layer):
             B_AT=spec.bias or 0,
             RELU=spec.relu,
             BIAS=spec.bias is not None,
+            ARG=True,
             BO=self.units,
             TURNED=self.turns,
             **tile,
@@ -139,7 +147,7 @@ class ConvLayer(Layer):
 
     def weights(self) -> None:
         at, rows, spec = self.program, self.program.buffers, self.spec
-        dense = self.carries and self.windows == 1
+        dense = self.carries and self.windows == 1 and spec.stride == 1
         tile = conv_weight_tile(at.mode, self.units * self.windows, self.windows > 1, dense)
         dy, where = self.dout, {**self.common, "D_0": 0}
         if dense:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fedcat.engines.gradients.triton.gradients import Program
 
 
+MODES = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}
+"""What Triton calls the precisions."""
+
+
 def power(size: int, least: int = 16) -> int:
     """Return the smallest power of two that is at least `size` and `least`."""
     return max(least, 1 << (size - 1).bit_length())
@@ -25,7 +29,7 @@ def power(size: int, least: int = 16) -> int:
 
 def merges(spec: Conv) -> bool:
     """Return whether the positions of a convolution's pooling windows are columns of one product."""
-    return spec.pool == 2 and power(spec.channels, 4) <= 32
+    return spec.pool == 2 and spec.stride == 1 and power(spec.channels, 4) <= 32
 
 
 def pieces(size: int, block: int) -> int:
