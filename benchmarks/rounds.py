@@ -8,15 +8,16 @@
 images. `host`: FedAvg on lab-cifar, one local epoch, 500 samples on every client, and the same with nothing replayed on
 the GPU, which leaves the host's part.
 
-All rounds are on random images, K = 10 of 100 clients. A figure is the mean over rounds of all runs side by side,
-divided by the runs, after warm-up and without the slowest tenth. Two versions that ran the same command did the same
-work: compare them on one machine, one after the other.
+All rounds are on random images, K = 10 of 100 clients. A figure is the time of several rounds of all runs side by side,
+divided by the rounds and the runs, after warm-up; the median of four such parts. Two versions that ran the same command
+did the same work: compare them on one machine, one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import time
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 
 import fedcat
-from fedcat.bench.measure import clock
+from fedcat.bench.measure import wait
 from fedcat.bench.workload import IMAGES, Workload
 from fedcat.core.device import find_device
 from fedcat.runs.driver import Driver
@@ -34,31 +35,38 @@ from fedcat.runs.driver import Driver
 METHODS = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat")
 EPOCHS = {"mcmahan-mnist": 1, "mcmahan-cifar": 1}
 """Local epochs of the nets that take long; all others have five."""
+PARTS = 4
 
 
 def timed(runs: list[Any], device: torch.device, rounds: int, warm: int, limit: float) -> dict[str, Any]:
-    """Return the milliseconds of each round of all runs, and what computed them; stop after `limit` seconds."""
+    """Return the milliseconds per round and run, and what computed them; stop after `limit` seconds.
+
+    A driver's step may be a round of some of the runs only, and work may still be under way when it ends.
+    """
     driver, begin = Driver(runs), time.perf_counter()
-    first = clock(driver.step, device)
-    for _ in range(warm):
-        if time.perf_counter() - begin < limit / 2:
+
+    def until(number: int, limit: float) -> float:
+        """Step until all runs have recorded `number` more rounds; return the milliseconds per round and run."""
+        before = [len(run.history) for run in runs]
+        start = time.perf_counter()
+        while min(len(run.history) - old for run, old in zip(runs, before, strict=True)) < number:
             driver.step()
-    times: list[float] = []
+            if time.perf_counter() - begin > limit and len(runs[-1].history) > before[-1]:
+                break
+        wait(device)
+        done = sum(len(run.history) for run in runs) - sum(before)
+        return 1000 * (time.perf_counter() - start) / max(1, done)
+
+    first = until(1, limit) * len(runs) / 1000
+    until(warm, limit / 2)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    while len(times) < rounds and (len(times) < 2 or time.perf_counter() - begin < limit):
-        times.append(1000 * clock(driver.step, device))
-    found = {"ms": mean(times) / len(runs), "first_s": first, "rounds_ms": [round(t, 3) for t in times]}
+    parts = [until(max(1, rounds // PARTS), limit) for _ in range(PARTS)]
+    found = {"ms": statistics.median(parts), "first_s": first, "parts_ms": [round(part, 3) for part in parts]}
     found["kernels"] = runs[0].engine.kernels(runs[0].task)
     if device.type == "cuda":
         found["peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6
     return found
-
-
-def mean(times: list[float]) -> float:
-    """Return the mean without the slowest tenth."""
-    kept = sorted(times)[: max(1, len(times) - len(times) // 10)]
-    return sum(kept) / len(kept)
 
 
 @contextmanager

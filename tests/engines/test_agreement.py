@@ -87,60 +87,23 @@ def test_lowered_precision_after_five_steps(name, precision, record_figure):
     assert apart(stacked, full) > 1e-8
 
 
-def test_stacked_products_are_lowered_too(record_figure):
-    kinds = set()
-
-    class Noted(nn.Conv2d):
-        def forward(self, x):
-            found = super().forward(x)
-            kinds.add(found.dtype)
-            return found
-
+def test_fewer_bits_are_a_permission(record_figure):
+    """On a CPU the sequential engine lowers products to bfloat16; a stack, which would be slower, keeps float32."""
     fed, rows = federation([8] * 6), []
     for engine, how in (("sequential", "fp32"), ("sequential", "bf16"), ("stacked", "bf16")):
         torch.manual_seed(1)
         net = nn.Sequential(
-            *(Noted(1, 8, 3), nn.ReLU(), nn.LocalResponseNorm(3), nn.Flatten(), nn.LayerNorm(288)),
+            *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.LocalResponseNorm(3), nn.Flatten(), nn.LayerNorm(288)),
             *(nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10)),
         )
         layout = layout_of(net, torch.float32)
         sim = simulate(FedCat, fed, layout, make(engine, precision=how), k=3, rounds=1, epochs=5, batch_size=8, lr=0.01)
-        kinds.clear()
         drive(sim)
-        assert torch.bfloat16 in kinds or how == "fp32"
         rows.append(sim.method.row)
     full, sequential, stacked = rows
     record_figure("stacked on a CPU bf16, five steps", apart(stacked, sequential), LOWERED["bf16"])
-    assert apart(stacked, sequential) <= LOWERED["bf16"]
-    assert apart(stacked, full) > 1e-6
-
-
-class Mixing(nn.Module):
-    """Lets what is lowered meet parameters that are not."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.act, self.last = nn.Linear(64, 8), nn.PReLU(8), nn.Linear(8, 10)
-        self.shift, self.scale = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
-
-    def forward(self, x):
-        x = self.act(self.first(x.flatten(1)))
-        x = torch.addcmul(self.shift, x, self.scale)
-        x = x * x.softmax(1) + torch.tensordot(x, torch.diag(self.scale), 1)
-        x += self.shift
-        return self.last(x)
-
-
-def test_lowered_numbers_may_meet_others():
-    fed, rows = federation([8] * 6), []
-    for how in ("fp32", "bf16"):
-        torch.manual_seed(1)
-        sim = simulate(
-            FedCat, fed, layout_of(Mixing(), torch.float32), make("stacked", precision=how), rounds=1, lr=0.01
-        )
-        drive(sim)
-        rows.append(sim.method.row)
-    assert 1e-6 < apart(*rows) < LOWERED["bf16"]
+    assert 1e-6 < apart(stacked, sequential) <= LOWERED["bf16"]
+    assert apart(stacked, full) < 1e-5
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -60,6 +60,7 @@ def test_methods_with_different_rules_share_a_launch(captured, monkeypatch):
 def test_many_runs_train_as_two_halves_that_take_turns(captured, monkeypatch):
     """Each half has the same memory, and gives what its runs give alone."""
     monkeypatch.setattr("fedcat.engines.stacked.HALVED", 6)
+    monkeypatch.setattr("fedcat.engines.captured.CapturedLaunches._fits", lambda self, *args: True)
     trained, made = [], []
     run, start = StepGraphs.run, StepGraphs.__init__
     who = lambda launch: sorted({task.run for task, _ in launch.jobs})  # noqa: E731

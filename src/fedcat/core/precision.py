@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-"""How float32 values are multiplied: in full precision, or with 10 (tf32) or 7 (bf16) mantissa bits per factor."""
+"""How float32 values may be multiplied: in full, or with at least 10 (tf32) or 7 (bf16) mantissa bits per factor.
+
+The less precise ones are a permission: what is no faster with fewer bits keeps more.
+"""
 
 
 @contextmanager
@@ -59,58 +59,3 @@ def plain_attention() -> Iterator[None]:
 def bf16_autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return an autocast context for bfloat16; it has no effect unless `precision` is ``bf16``."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
-
-
-def bf16_autocast_vmap(precision: str) -> AbstractContextManager[Any]:
-    """Return the equivalent of `bf16_autocast` under `torch.vmap`, which hides convolutions from autocast."""
-    return _Bfloat16() if precision == "bf16" else nullcontext()
-
-
-_LOWERED = {
-    *(getattr(functional, f"conv{kind}{n}d") for kind in ("", "_transpose") for n in (1, 2, 3)),
-    *(functional.linear, functional.bilinear, functional.scaled_dot_product_attention),
-    *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.addmm, torch.baddbmm, torch.einsum),
-    *(torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.mv, torch.Tensor.__matmul__),
-}
-_RAISED = {
-    *(functional.cross_entropy, functional.nll_loss, functional.mse_loss, functional.kl_div),
-    *(functional.softmax, functional.log_softmax, torch.softmax, torch.log_softmax, torch.logsumexp),
-    *(functional.batch_norm, functional.layer_norm, functional.group_norm, functional.instance_norm),
-    *(functional.local_response_norm, functional.normalize),
-    *(getattr(of, name) for of in (torch, torch.Tensor) for name in ("exp", "log", "pow", "sum", "mean", "norm")),
-    *(getattr(torch.Tensor, name) for name in ("softmax", "log_softmax", "logsumexp", "__pow__", "__rpow__")),
-}
-
-
-class _Bfloat16(TorchFunctionMode):
-    """Runs products in bfloat16; runs reductions, powers, normalizations and losses in float32.
-
-    Any other operation on inputs of both types runs in float32, unless it writes in place.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = (args, kwargs or {})
-        if func in _LOWERED:
-            given = _cast(given, torch.float32, torch.bfloat16)
-        elif func in _RAISED or (not _in_place(func) and {_kind(t) for t in tree_leaves(given)} >= _KINDS):
-            given = _cast(given, torch.bfloat16, torch.float32)
-        args, words = given
-        return func(*args, **words)
-
-
-_KINDS = {torch.float32, torch.bfloat16}
-
-
-def _kind(value: Any) -> torch.dtype | None:
-    return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def _in_place(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__set__"
-
-
-def _cast(given: Any, of: torch.dtype, to: torch.dtype) -> Any:
-    return tree_map_only(torch.Tensor, lambda t: t.to(to) if t.dtype == of else t, given)

@@ -50,8 +50,8 @@ def pick(
 ) -> EngineChoice:
     """Pick the engine that will train a net.
 
-    `plain` means that the precision and the loss allow hand-written gradients, `stackable` that the local optimizer is
-    known as algebra on rows.
+    `plain` means that the loss allows hand-written gradients, `stackable` that the local optimizer is known as algebra
+    on rows.
 
     The rule depends only on the net, the batch size and the type of device, never on timing, so a repeated or resumed
     run picks the same engine.

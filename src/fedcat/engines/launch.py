@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from fedcat.engines.gradients.trials import StackSize
 from fedcat.engines.rule_rows import RuleRows
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.reply import Reply
-from fedcat.protocol.task import stack
 
+THREADS = 8
+"""Threads that draw random numbers for a GPU."""
 AUGMENT = "(augment)"
 """The name of the random numbers that augment inputs, among those that a rule draws."""
 
@@ -93,20 +95,22 @@ class Launch:
             found[row, : order.steps] = np.tile(order.lengths, order.steps // len(order.lengths))
         return found
 
-    def draw(self, steps: int) -> dict[str, Tensor]:
-        """Return the random numbers of every row, [R, steps, ...]: the rule's by name, and those that augment inputs.
+    def draw(self) -> list[dict[str, Tensor]]:
+        """Return the random numbers of each row, [its steps, ...]: the rule's by name, and those that augment inputs.
 
-        Rows with fewer steps are padded with zeros.
+        Several threads draw: NumPy's generators let go of the interpreter's lock.
         """
         if not self.task.rule.own_loss and not self.task.augment:
-            return {}
-        rows = []
-        for job, count in zip(self.jobs, self.counts.tolist(), strict=True):
-            drawn = dict(drawn_by(job, count)) if self.task.rule.own_loss else {}
-            numbers = augment_numbers(job, count, self.batch)
-            drawn |= {} if numbers is None else {AUGMENT: numbers}
-            rows.append({name: _longer(values, steps) for name, values in drawn.items()})
-        return stack(rows)
+            return [{} for _ in self.jobs]
+        if self.device.type == "cpu":
+            return [self._drawn(job, count) for job, count in zip(self.jobs, self.counts.tolist(), strict=True)]
+        with ThreadPoolExecutor(THREADS) as threads:
+            return list(threads.map(self._drawn, self.jobs, self.counts.tolist()))
+
+    def _drawn(self, job: Job, count: int) -> dict[str, Tensor]:
+        drawn = dict(drawn_by(job, count)) if self.task.rule.own_loss else {}
+        numbers = augment_numbers(job, count, self.batch)
+        return drawn if numbers is None else {**drawn, AUGMENT: numbers}
 
 
 class Trained:
@@ -157,6 +161,17 @@ def _seconds(begin: Any, end: Any) -> float:
     return float(begin.elapsed_time(end)) / 1000
 
 
-def _longer(values: Tensor, steps: int) -> Tensor:
-    missing = steps - len(values)
-    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
+def padded(rows: list[dict[str, Tensor]], count: int, steps: int) -> dict[str, Tensor]:
+    """Return the numbers of rows, as `Launch.draw` returns them, as [count, steps, ...], padded with zeros."""
+    found = {}
+    for name, first in rows[0].items():
+        found[name] = torch.zeros(count, steps, *first.shape[1:], dtype=first.dtype)
+    fill(found, rows)
+    return found
+
+
+def fill(to: dict[str, Tensor], rows: list[dict[str, Tensor]]) -> None:
+    """Write the numbers of rows into such tensors."""
+    for row, drawn in enumerate(rows):
+        for name, values in drawn.items():
+            to[name][row, : len(values)] = values

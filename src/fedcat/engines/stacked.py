@@ -112,7 +112,7 @@ class StackedEngine(Engine):
         """Train hops, given longest first, step by step in stacks of at most the allowed size."""
         task = jobs[0][0]
         batch = max(task.padding for task in {task for task, _ in jobs})
-        gradients = eager_gradients(task, self.precision)
+        gradients = eager_gradients(task)
         size = stack_size(gradients, batch, self.exact)
         most = size.most or len(jobs)
         trained = []
@@ -125,7 +125,7 @@ class StackedEngine(Engine):
         """Return a description of what computes a task's steps."""
         if self._captured.takes(task):
             return self._captured.kernels(task)
-        return eager_gradients(task, self.precision).name
+        return eager_gradients(task).name
 
     def release(self) -> None:
         """Free memory that was kept for the next call."""

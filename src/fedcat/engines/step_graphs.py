@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcat.core.cuda_graph import capture
 from fedcat.core.device import on_device
 from fedcat.engines.gradients.base import Gradients, no_inputs
-from fedcat.engines.launch import AUGMENT, Launch
+from fedcat.engines.launch import AUGMENT, Launch, fill, padded
 from fedcat.engines.rule_rows import norms
 from fedcat.engines.step_buffers import StepBuffers
 from fedcat.protocol.local_optimizer import Sgd
@@ -63,8 +63,8 @@ class StepGraphs:
         self.buffers = StepBuffers.make(self.count, *sizes, like=launch.starts)
         own = task.rule.own_loss
         self.rule_rows = [rows.copy(self.count if own else rows.stop - rows.first) for rows in launch.rule_rows]
-        drawn = launch.draw(self.room)
-        self.drawn = {name: self._filled(values.to(self.device)) for name, values in drawn.items()}
+        drawn = padded(launch.draw(), self.count, self.room)
+        self.drawn = {name: values.to(self.device) for name, values in drawn.items()}
         of_rule = {name: values for name, values in self.drawn.items() if name != AUGMENT}
         inputs = self.rule_rows[0].loss_inputs(of_rule) if own else no_inputs(self.buffers.p)
         self.gradients = gradients.on(self.buffers, inputs, task.augment, self.drawn.get(AUGMENT))
@@ -73,7 +73,7 @@ class StepGraphs:
         self.widths = halves(self.count) if fill == 1 else [self.count]
         self.graphs: dict[int, Any] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
-        self._staging = deque(_Staging(self.buffers.index) for _ in range(2))
+        self._staging = deque(_Staging({"": self.buffers.index, **self.drawn}) for _ in range(2))
 
     @staticmethod
     def key(launch: Launch) -> tuple[object, ...]:
@@ -97,11 +97,6 @@ class StepGraphs:
         self._steps(self.count)
         if self._cuda:
             torch.cuda.synchronize(self.device)
-
-    def _filled(self, values: Tensor) -> Tensor:
-        """Return the values of a launch's rows, padded to the number of rows here with copies of the last."""
-        missing = self.count - len(values)
-        return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
 
     def run(self, launch: Launch) -> tuple[Tensor, Tensor]:
         """Train a launch; return the final rows and the sums of the losses, in the launch's order."""
@@ -140,13 +135,14 @@ class StepGraphs:
         self.gradients.losses.zero_()
         for mine, new in zip(self.rule_rows, launch.rule_rows, strict=True):
             mine.load(new)
-        for name, drawn in launch.draw(self.room).items():
-            self.drawn[name][:size].copy_(drawn, non_blocking=True)
+        if self.drawn:
+            fill(self._staging[0].memory, launch.draw())
+            self._staging[0].upload(self.drawn)
 
     def _upload(self, launch: Launch, steps: int) -> None:
         """Copy the positions of the first `steps` steps to the device."""
-        if launch.write(self._staging[0].array, steps):
-            self._staging[0].upload(self.buffers.index)
+        if launch.write(self._staging[0].memory[""].numpy(), steps):
+            self._staging[0].upload({"": self.buffers.index})
 
     def _replay(self, width: int) -> None:
         """Take `TOGETHER` steps with the first `width` rows in `order`."""
@@ -202,22 +198,28 @@ class StepGraphs:
 
 
 class _Staging:
-    """Host memory from which batches are copied to the device; two take turns, so that one can be filled meanwhile."""
+    """Host memory from which batches and random numbers are copied to the device.
 
-    def __init__(self, like: Tensor) -> None:
-        cuda = like.device.type == "cuda"
-        self._memory = torch.full(like.shape, -1, dtype=like.dtype, pin_memory=cuda)
+    Two take turns, so that one can be filled while the other is copied.
+    """
+
+    def __init__(self, like: dict[str, Tensor]) -> None:
+        cuda = like[""].device.type == "cuda"
+        self.memory = {
+            name: torch.full(values.shape, 0 if name else -1, dtype=values.dtype, pin_memory=cuda)
+            for name, values in like.items()
+        }
         self._copied: Any = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
-        self.array = self._memory.numpy()
 
     def wait(self) -> None:
         """Wait until the memory may be written."""
         if self._copied is not None:
             self._copied.synchronize()
 
-    def upload(self, to: Tensor) -> None:
-        """Start to copy the memory to the device."""
-        to.copy_(self._memory, non_blocking=True)
+    def upload(self, to: dict[str, Tensor]) -> None:
+        """Start to copy memory to the device."""
+        for name, values in to.items():
+            values.copy_(self.memory[name], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.engines.gradients.base import Gradients, Inputs, Step, no_inputs
-from fedcat.engines.launch import AUGMENT, Launch
+from fedcat.engines.launch import AUGMENT, Launch, padded
 from fedcat.engines.rule_rows import norms, take, taken
 
 
@@ -32,7 +32,8 @@ class EagerSteps:
         index = np.full((len(launch.jobs), steps, launch.batch), -1, np.int64)
         launch.write(index, steps)
         self.index, self.lengths = torch.from_numpy(index).to(self.device), launch.lengths()
-        drawn = {name: values.to(self.device) for name, values in launch.draw(steps).items()}
+        drawn = padded(launch.draw(), len(launch.jobs), steps)
+        drawn = {name: values.to(self.device) for name, values in drawn.items()}
         self.numbers = drawn.pop(AUGMENT, None)
         own = launch.task.rule.own_loss
         self.inputs = launch.rule_rows[0].loss_inputs(drawn) if own else no_inputs(launch.starts)

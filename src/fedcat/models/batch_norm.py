@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -43,18 +44,58 @@ class _Masked(TorchFunctionMode):
         """Return (x - mean) / sqrt(var + eps) * weight + bias by the statistics of the real samples."""
         if not training:
             return functional.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-        rest = [1] * (x.dim() - 2)
-        over = [0, *range(2, x.dim())]
-        real = self.mask.to(x.dtype).view(-1, 1, *rest)
-        count = self.mask.to(x.dtype).sum() * (x[0, 0].numel())
-        mean = (x * real).sum(over) / count
-        apart = x - mean.view(1, -1, *rest)
-        variance = (apart.square() * real).sum(over) / count
+        weight = x.new_ones(x.shape[1]) if weight is None else weight
+        bias = x.new_zeros(x.shape[1]) if bias is None else bias
+        real = self.mask.to(x.dtype)
+        out, mean, variance = _MaskedBatchNorm.apply(x, weight, bias, real, eps)  # type: ignore[no-untyped-call]
         if running_mean is not None and running_var is not None:
-            with torch.no_grad():
-                running_mean.mul_(1 - momentum).add_(momentum * mean.detach())
-                running_var.mul_(1 - momentum).add_(momentum * variance.detach() * (count / (count - 1)))
-        out = apart * torch.rsqrt(variance + eps).view(1, -1, *rest)
-        if weight is not None:
-            out = out * weight.view(1, -1, *rest)
-        return out if bias is None else out + bias.view(1, -1, *rest)
+            count = real.sum() * x[0, 0].numel()
+            running_mean.mul_(1 - momentum).add_(momentum * mean)
+            running_var.mul_(1 - momentum).add_(momentum * variance * (count / (count - 1)))
+        found: Tensor = out
+        return found
+
+
+class _MaskedBatchNorm(Function):
+    """y = z * weight + bias with z = (x - mean) / sqrt(var + eps), mean and variance over the real samples.
+
+    Their share in a gradient is s_b = mask_b / (real values per channel), hence
+    dx = weight / sqrt(var + eps) * (dy - s * sum(dy) - s * z * sum(dy * z)).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, real: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        inner = _inner(x)
+        share = real / (real.sum() * inner.shape[2])
+        mean = share @ inner.sum(2)
+        apart = inner - mean[:, None]
+        variance = share @ apart.square().sum(2)
+        scale = weight * torch.rsqrt(variance + eps)
+        return torch.addcmul(bias[:, None], apart, scale[:, None]).view(x.shape), mean, variance
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, _, real, eps = inputs
+        _, mean, variance = output
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.save_for_backward(x, weight, real, mean, variance)
+        ctx.eps = eps
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *rest: Any) -> Any:
+        x, weight, real, mean, variance = ctx.saved_tensors
+        shape, x, dy = x.shape, _inner(x), _inner(dy)
+        inverse = torch.rsqrt(variance + ctx.eps)
+        z = (x - mean[:, None]) * inverse[:, None]
+        summed, along = dy.sum((0, 2)), (dy * z).sum((0, 2))
+        share = (real / (real.sum() * x.shape[2]))[:, None, None]
+        moved = torch.addcmul(summed[:, None], z, along[:, None])
+        dx = (weight * inverse)[:, None] * (dy - share * moved)
+        return dx.view(shape), along, summed, None, None
+
+
+def _inner(x: Tensor) -> Tensor:
+    """Return [B, C, ...] as [B, C, values]."""
+    return x[:, :, None] if x.dim() == 2 else x.flatten(2)

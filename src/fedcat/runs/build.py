@@ -116,8 +116,8 @@ class Builder:
         task = _task(settings, federation, layout, pool, method, name)
         task = replace(task, loss=loss, optimizer=optimizer, augment=augment)
         workers = _workers(settings, device)
-        plain = settings.precision == "fp32" and task.plain_loss
-        choice = engines.pick(settings.engine, layout, pool, task.padding, exact, plain, optimizer.stackable)
+        given = (task.padding, exact, task.plain_loss, optimizer.stackable)
+        choice = engines.pick(settings.engine, layout, pool, *given)
         engine = self._engine(choice.name, settings, exact, workers)
         threads = torch.get_num_threads()
         decisions = Decisions(str(device), choice.name, choice.reason, exact, workers, threads)

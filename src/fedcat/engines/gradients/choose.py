@@ -20,13 +20,13 @@ from fedcat.protocol.task import Task, stack
 LARGEST_BATCH = 1024
 
 
-def eager_gradients(task: Task, precision: str) -> Gradients:
-    """Return the gradients for steps that are taken one by one, as on a CPU."""
-    if precision == "fp32" and task.plain_loss:
+def eager_gradients(task: Task) -> Gradients:
+    """Return the gradients for steps that are taken one by one, on a CPU: always in full precision."""
+    if task.plain_loss:
         found = manual_gradients(task.layout, task.pool, task.padding)
         if found is not None:
             return found
-    return _vmap(task, precision)
+    return _vmap(task, "fp32")
 
 
 def captured_gradients(job: Job, batch: int, precision: str) -> tuple[Gradients, str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcat.core.precision import bf16_autocast_vmap, plain_attention
+from fedcat.core.precision import plain_attention
 from fedcat.data.pool import Pool
 from fedcat.engines.gradients.base import PLAIN, Found, Gradients, Inputs, Step, no_inputs
 from fedcat.models.batch_norm import masked_batch_norm
@@ -54,7 +54,6 @@ class VmapGradients(Gradients):
         inputs = step.inputs or no_inputs(step.p)
         with (
             torch.enable_grad(),
-            bf16_autocast_vmap(self.precision),
             plain_attention(),
             unchanged(rule, "loss", *inputs.values()),
         ):
