@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from fedcat.engines.rule_rows import RuleRows
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.reply import Reply
 
-THREADS = 8
+THREADS = min(16, os.cpu_count() or 1)
 """Threads that draw random numbers for a GPU."""
 AUGMENT = "(augment)"
 """The name of the random numbers that augment inputs, among those that a rule draws."""

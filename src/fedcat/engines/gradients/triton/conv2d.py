@@ -107,9 +107,9 @@ class _StackedConv2d(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         image, weight = ctx.saved_tensors
-        dy = dy.contiguous()
-        dx = ctx.conv.input_gradient(dy, weight) if ctx.needs_input_grad[0] else None
-        dw, db = ctx.conv.weight_gradient(image, dy)
+        full = ctx.conv.spread(dy)
+        dx = ctx.conv.input_gradient(full, weight) if ctx.needs_input_grad[0] else None
+        dw, db = ctx.conv.weight_gradient(image, full)
         return dx, dw, db if ctx.biased else None, None, None, None
 
 
@@ -128,11 +128,12 @@ class _Sizes:
         self.lines = pieces(self.kernel**2 * self.channels, 16) * 16
         self.units = max(16, power(self.outs, 4))
         line = self.wide[1] * self.channels
-        self.strides = _strides(self.outs, *self.places)
+        self.edge = self.kernel - 1 - padding
+        self.whole = [side + self.kernel - 1 for side in self.sides]
         self.common: dict[str, Any] = {"B": self.batch, "C": self.channels, "SPAN": self.kernel, "OUT": self.outs}
         self.common |= {"WIN": 1, "POOL": 1}
         self.common |= {"PH": self.places[0], "PW": self.places[1], "STRIDE": stride, "KP": self.lines, "MODE": mode}
-        self.common |= {"X_B": self.wide[0] * line, "X_Y": line, "BO": self.units, **_named("D", self.strides)}
+        self.common |= {"X_B": self.wide[0] * line, "X_Y": line, "BO": self.units}
 
     def _launch(self, kernel: Any, blocks: int, *tensors: Tensor, **sizes: Any) -> None:
         step, count, order = _first_step(self.rows, tensors[0].device)
@@ -157,7 +158,8 @@ class _Sizes:
             pieces(self.batch * self.places[0] * self.places[1], tile["BM"]),
             *(image, laid, held, out, out),
             **self.common,
-            **_named("O", self.strides),
+            **_named("O", _strides(self.outs, *self.places)),
+            **_named("D", (0, 0, 0, 0)),
             O_0=0,
             P_ROW=self.outs,
             B_AT=0,
@@ -169,25 +171,36 @@ class _Sizes:
         )
         return out
 
-    def weight_gradient(self, image: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    def spread(self, dy: Tensor) -> Tensor:
+        """Return the outputs' gradient channels last, at the places of a kernel of stride 1, with a border of zeros."""
+        full = dy.new_zeros(self.rows, self.batch, *self.whole, self.outs)
+        last = [self.edge + (places - 1) * self.stride + 1 for places in self.places]
+        inner = full[:, :, self.edge : last[0] : self.stride, self.edge : last[1] : self.stride]
+        inner.copy_(dy.permute(0, 1, 3, 4, 2))
+        return full
+
+    def weight_gradient(self, image: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of the weights and of the bias."""
+        line = self.whole[1] * self.outs
+        strides = (self.whole[0] * line, self.stride * line, self.stride * self.outs, 1)
         samples = conv_split(self.lines * self.units, self.places[0] * self.places[1])
         splits = pieces(self.batch, samples)
-        part = dy.new_empty(self.rows, splits, self.units * (self.lines + 1))
+        part = full.new_empty(self.rows, splits, self.units * (self.lines + 1))
         tile = conv_weight_tile(self.mode, self.units, merged=False, dense=True)
         self._launch(
             conv_kernels.conv_weight_gradient,
             (pieces(self.lines, tile["BK"]) + 1) * splits,
-            *(image, dy, dy, part),
+            *(image, full, full, part),
             **self.common,
+            **_named("D", strides),
             DENSE=True,
-            D_0=0,
+            D_0=self.edge * (line + self.outs),
             SPLITS=splits,
             BS=samples,
             **tile,
         )
         count = self.outs * self.channels * self.kernel**2
-        g = dy.new_empty(self.rows, count + self.outs)
+        g = full.new_empty(self.rows, count + self.outs)
         block = fold_block(count + self.outs)
         self._launch(
             conv_kernels.fold,
@@ -210,17 +223,13 @@ class _Sizes:
         )
         return g[:, :count].view(self.rows, self.outs, self.channels, self.kernel, self.kernel), g[:, count:]
 
-    def input_gradient(self, dy: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the inputs: dy, spread over a kernel of stride 1, times the flipped weights."""
-        edge, size = self.kernel - 1 - self.padding, self.kernel
-        whole = [side - size + 1 + 2 * edge for side in self.wide]
-        full = dy.new_zeros(self.rows, self.batch, *whole, self.outs)
-        last = [edge + (places - 1) * self.stride + 1 for places in self.places]
-        full[:, :, edge : last[0] : self.stride, edge : last[1] : self.stride] = dy.permute(0, 1, 3, 4, 2)
+    def input_gradient(self, full: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient of the inputs: a convolution of the spread gradient with the flipped weights."""
+        size, whole = self.kernel, self.whole
         lines, columns = pieces(size**2 * self.outs, 16) * 16, power(self.channels)
         turned = weight.new_zeros(self.rows, lines, columns)
         turned[:, : size**2 * self.outs, : self.channels] = weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)
-        dx = dy.new_empty(self.rows, self.batch, self.channels, *self.sides)
+        dx = full.new_empty(self.rows, self.batch, self.channels, *self.sides)
         tile = conv_input_tile(self.mode)
         self._launch(
             conv_kernels.conv_input_gradient,

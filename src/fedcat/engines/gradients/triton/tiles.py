@@ -41,11 +41,7 @@ def conv_weight_tile(mode: str, columns: int, merged: bool, dense: bool) -> Tile
     `merged`: the positions of pooling windows are columns; `dense`: the gradient at every position is given.
     """
     if dense:
-        return {
-            "bf16": _tile(stages=3, BM=64, BK=64),
-            "tf32": _tile(BM=32, BK=64),
-            "ieee": _tile(stages=3, BM=16, BK=64),
-        }[mode]
+        return _tile(stages=3 if mode == "bf16" else 2, BM=64, BK=64)
     if mode == "ieee":
         return _tile(BM=32, BK=32 if columns >= WIDE else 64)
     if not merged:
