@@ -51,7 +51,8 @@ def random_stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, 
     counter = np.array([0, visit, client, round], dtype=np.uint64)
     key = np.array([seed, int(purpose)], dtype=np.uint64)
     philox = np.random.Philox(_NO_SEED)  # type: ignore[arg-type]  # NumPy takes any ISeedSequence
-    philox.state = {**_FRESH, "state": {"counter": counter, "key": key}}
+    state: Any = {**_FRESH, "state": {"counter": counter, "key": key}}
+    philox.state = state
     return np.random.Generator(philox)
 
 

@@ -1,4 +1,8 @@
-"""Triton kernels for samples and images other than convolutions: gathering, pooling, local response normalization.
+"""Triton kernels for samples and images other than convolutions, and what all kernels share.
+
+`gather`: out[b] = scale * x[index[b]] + shift, the samples of a batch, cropped and normalized. `pool_forward` and
+`pool_backward`: `torch.nn.MaxPool2d`. `norm_forward` and `norm_backward`: `torch.nn.LocalResponseNorm`,
+y[c] = x[c] / (k + alpha / size * sum of x[c']^2 over the `size` channels around c)^beta.
 
 Every program works on one row (one client's model): program axis 1 indexes `order`, the rows by decreasing number of
 steps. A program whose row has taken its last step exits immediately. A row's result depends on nothing but the row:
