@@ -2,9 +2,9 @@
 
 Forward, out[b, o, y, x] = relu(max over a pooling window of (bias[o] + sum over c, i, j of
 w[o, c, i, j] x[b, c, s y + i - pad, s x + j - pad])), with stride s. Backward, for the gradient d of the convolution
-before pooling: dw[o, c, i, j] = sum over b, y, x of d[b, o, y, x] x[b, c, s y + i - pad, s x + j - pad], dbias[o] = sum of
-d[:, o], and dx is the convolution of d, spread to stride 1 and padded (`unpool`), with the flipped kernel. All three are
-products of a matrix of patches [positions, (i, j, c)] with a matrix of weights, which is never stored.
+before pooling: dw[o, c, i, j] = sum over b, y, x of d[b, o, y, x] x[b, c, s y + i - pad, s x + j - pad], dbias[o] = sum
+of d[:, o], and dx is the convolution of d, spread to stride 1 and padded (`unpool`), with the flipped kernel. All
+are products with a matrix of patches [positions, (i, j, c)], which is never stored.
 
 A convolution with 2 x 2 pooling and few channels computes the four positions of a window as four sets of output
 channels over the window's larger patch (`WIN` = 4, column = 4 * channel + position), so that the patch is loaded once.

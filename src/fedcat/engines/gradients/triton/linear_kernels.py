@@ -1,9 +1,9 @@
 """Triton kernels for linear layers, the loss and the SGD step; `image_kernels` describes what all kernels share.
 
-Forward, h = relu(x W' + b) as in `torch.nn.Linear`; backward, with dz = dh where h > 0: dx = dz W, dW = dz' x, db = sum of
-dz over the batch. `tail` does the last one to three layers at once, with the mean cross entropy over the n real samples
-of a batch, whose gradient is (softmax(z) - onehot(y)) / n. `descend` is `torch.optim.SGD`: v = momentum v + g + decay p,
-p = p - lr v.
+Forward, h = relu(x W' + b) as in `torch.nn.Linear`; backward, with dz = dh where h > 0: dx = dz W, dW = dz' x, db = sum
+of dz over the batch. `tail` does the last one to three layers at once, with the mean cross entropy over the n
+real samples of a batch, whose gradient is (softmax(z) - onehot(y)) / n. `descend` is `torch.optim.SGD`:
+v = momentum v + g + decay p, p = p - lr v.
 """
 
 import triton
