@@ -131,10 +131,10 @@ def test_adam_on_rows_is_pytorchs():
     start, slopes = torch.randn(2, 9).double(), torch.randn(5, 2, 9).double()
     p = start.clone()
     zero = torch.zeros_like(p)
-    m, v, lr = zero, zero, torch.tensor([[0.1], [0.02]]).double()
+    m, v, lr = zero.clone(), zero.clone(), torch.tensor([[0.1], [0.02]]).double()
     corrections = adam_corrections([0, 0], len(slopes), p)
     for step, slope in enumerate(slopes):
-        p, m, v = adam_step(p, slope, m, v, lr, 1e-2, [table[:, step] for table in corrections])
+        adam_step(p, slope, m, v, lr, 1e-2, [table[:, step] for table in corrections])
     for row, lr in enumerate((0.1, 0.02)):
         leaf = start[row].clone().requires_grad_()
         theirs = torch.optim.Adam([leaf], lr=lr, weight_decay=1e-2)

@@ -21,6 +21,7 @@ from fedcat.methods.fedgen.generator import Generator
 from fedcat.methods.fedgen.training import GeneratorState, GeneratorTraining, TrainingOptions
 from fedcat.methods.rounds import ends
 from fedcat.models.layout import BoundNet, Tensors
+from fedcat.models.losses import cross_entropy
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
 from fedcat.protocol.reply import Reply
@@ -75,7 +76,7 @@ class GeneratorRule(LocalRule):
         labels, noise, own_noise = (drawn[name][:size] for name in ("labels", "noise", "own_noise"))
         given = generator.inputs(torch.cat([noise, own_noise]), torch.cat([labels, batch.y]))
         made = net.head(generator.generate(row, given))  # both terms' features at once
-        teacher = batch.mean(functional.cross_entropy(made[:size], labels, reduction="none"))
+        teacher = batch.mean(cross_entropy(made[:size], labels))
         target = functional.log_softmax(made[size:].detach(), -1)
         divergence = (target.exp() * (target - functional.log_softmax(logits, -1))).sum(-1)
         return loss + drawn["a"] * teacher + drawn["b"] * batch.mean(divergence)

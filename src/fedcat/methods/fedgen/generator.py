@@ -142,16 +142,16 @@ BETAS = (0.9, 0.999)
 
 def adam_step(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, decay: float, corrections: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows [S, P] after a step of Adam with weight decay in the gradient, and its two running means.
+) -> None:
+    """Take a step of Adam with weight decay in the gradient: change the rows `p` [S, P] and its two running means.
 
     `lr` and the two bias corrections, see `adam_corrections`, are columns [S, 1].
     """
     (b, c), (first, second) = BETAS, corrections
     g = g.add(p, alpha=decay)
-    m = m * b + g * (1 - b)
-    v = v * c + g.square() * (1 - c)
-    return p - lr / first * m / (v.sqrt() / second.sqrt() + 1e-8), m, v
+    torch.add(m * b, g * (1 - b), out=m)
+    torch.add(v * c, g.square() * (1 - c), out=v)
+    torch.sub(p, lr / first * m / (v.sqrt() / second.sqrt() + 1e-8), out=p)
 
 
 def adam_corrections(taken: Sequence[int], steps: int, like: Tensor) -> list[Tensor]:

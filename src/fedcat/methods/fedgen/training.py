@@ -205,10 +205,8 @@ class _Stack:
             diversity = diversity_loss(features, distances)
             (gradient,) = torch.autograd.grad((self.terms * torch.stack([teacher, diversity])).sum(), leaf)
         decay = self.options.weight_decay
-        new = adam_step(self.p, gradient, self.m, self.v, self.lr, decay, corrections)
-        for mine, moved in zip((self.p, self.m, self.v), new, strict=True):
-            mine.copy_(moved)
-        self.running.copy_(KEEP * self.running + (1 - KEEP) * statistics)
+        adam_step(self.p, gradient, self.m, self.v, self.lr, decay, corrections)
+        torch.add(KEEP * self.running, (1 - KEEP) * statistics, out=self.running)
         self.counter.add_(1)
 
     def states(self, targets: Sequence[GeneratorState]) -> list[GeneratorState]:
