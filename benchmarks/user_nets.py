@@ -26,6 +26,7 @@ from fedcat.core.device import find_device
 from fedcat.data.dataset import Dataset
 from fedcat.data.pool import Pool
 from fedcat.models.nets import NETS
+from fedcat.runs.driver import Driver
 
 
 def norm(kind: str, channels: int) -> nn.Module:
@@ -128,6 +129,16 @@ USERS: dict[str, tuple[Any, Images]] = {
 BUILT_IN = ("mlp", "cnn", "char-lstm")
 
 
+def row_bytes(bench: Bench, precision: str, engine: str) -> float:
+    """Return the GPU memory that a row takes while it trains, as the stacked engine measures it; 0 elsewhere."""
+    (run,) = bench.work.runs(1, bench.data, device=str(bench.device), precision=precision, engine=engine)
+    Driver([run]).step()
+    captured = getattr(run.engine, "_captured", None)
+    found = max(captured._row_bytes.values(), default=0.0) if captured else 0.0
+    run.engine.release()
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     for name, (build, images) in USERS.items():
@@ -157,7 +168,7 @@ def main() -> None:
             for runs in words.runs:
                 found = bench.time(Case(words.engine, precision, runs)).as_dict()
                 rows.append(found)
-                row = found["memory"] / 1e6 / (10 * runs)
+                row = found["row_mb"] = row_bytes(bench, precision, words.engine) / 1e6
                 line = (
                     f"{net:18} {precision:9} {runs:4} {1000 * found['seconds']:9.1f} {found['ratio']:8.1f} {row:7.1f}"
                 )

@@ -60,7 +60,6 @@ class CapturedLaunches:
 
     def _start(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Trained]:
         task = jobs[0][0]
-        task.layout.net.train()
         batch = max(task.padding for task in {task for task, _ in jobs})
         kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment, batch, *rules)
         gradients, why = captured_gradients(jobs[0], batch, self.precision)

@@ -58,6 +58,7 @@ class StepGraphs:
 
     def __init__(self, launch: Launch, gradients: Gradients, fill: int = 1) -> None:
         task, layout, self.size, self.clips = launch.task, launch.layout, launch.size, launch.clips
+        self.net = layout.net
         self.count, self.device, self.room = max(len(launch.jobs), fill), launch.device, room(launch)
         sizes = (layout.parameter_size, layout.size - layout.parameter_size, self.room, launch.batch)
         self.buffers = StepBuffers.make(self.count, *sizes, like=launch.starts)
@@ -164,6 +165,7 @@ class StepGraphs:
         return graph
 
     def _steps(self, width: int) -> None:
+        self.net.train()
         for ahead in range(TOGETHER):
             self.gradients.gradients(ahead, width)
             self._descend(ahead, width)
