@@ -35,15 +35,14 @@ from fedcat.runs.driver import Driver
 METHODS = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat")
 EPOCHS = {"mcmahan-mnist": 1, "mcmahan-cifar": 1}
 """Local epochs of the nets that take long; all others have five."""
-PARTS = 4
 
 
-def timed(runs: list[Any], device: torch.device, rounds: int, warm: int, limit: float) -> dict[str, Any]:
+def timed(driver: Driver, words: argparse.Namespace) -> dict[str, Any]:
     """Return the milliseconds per round and run, and what computed them; stop after `limit` seconds.
 
     A driver's step may be a round of some of the runs only, and work may still be under way when it ends.
     """
-    driver, begin = Driver(runs), time.perf_counter()
+    runs, device, begin, limit = list(driver.runs.values()), words.device, time.perf_counter(), words.limit
 
     def until(number: int, limit: float) -> float:
         """Step until all runs have recorded `number` more rounds; return the milliseconds per round and run."""
@@ -58,10 +57,10 @@ def timed(runs: list[Any], device: torch.device, rounds: int, warm: int, limit: 
         return 1000 * (time.perf_counter() - start) / max(1, done)
 
     first = until(1, limit) * len(runs) / 1000
-    until(warm, limit / 2)
+    until(words.warm, limit / 2)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    parts = [until(max(1, rounds // PARTS), limit) for _ in range(PARTS)]
+    parts = [until(max(1, words.rounds // words.parts), limit) for _ in range(words.parts)]
     found = {"ms": statistics.median(parts), "first_s": first, "parts_ms": [round(part, 3) for part in parts]}
     found["kernels"] = runs[0].engine.kernels(runs[0].task)
     if device.type == "cuda":
@@ -105,12 +104,14 @@ def measure(case: dict[str, Any], words: argparse.Namespace, data: dict[str, Any
     settings = {"method": case["method"], "precision": case["precision"], "device": str(words.device)}
     settings |= {"alpha": None, "partition": "iid"} if host else {}
     runs = work.runs(case["runs"], data[net], **settings)
+    driver = Driver(runs)
     if not case.get("replay", True):
-        Driver(runs).step()
+        while min(len(run.history) for run in runs) < words.warm:  # capture all graphs first
+            driver.step()
         with nothing_replayed():
-            found = timed(runs, words.device, words.rounds, words.warm, words.limit)
+            found = timed(driver, words)
     else:
-        found = timed(runs, words.device, words.rounds, words.warm, words.limit)
+        found = timed(driver, words)
     runs[0].engine.release()
     return {**case, **found}
 
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["fp32"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm", type=int, default=8)
+    parser.add_argument("--parts", type=int, default=4, help="parts in which the rounds are timed")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds per case")
     parser.add_argument("--device", default="auto", type=find_device)
     parser.add_argument("--json", type=Path)

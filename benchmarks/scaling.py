@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import fedcat
-from fedcat.bench.measure import clock
+from fedcat.bench.measure import clock, round_of_all
 from fedcat.bench.workload import IMAGES
 from fedcat.core.device import find_device
 from fedcat.runs.build import Builder
@@ -80,8 +80,8 @@ def point(sweep: str, value: int, words: argparse.Namespace) -> dict[str, Any]:
     runs = [builder.build({**given, "seed": seed}) for seed in range(size["runs"])]
     ready = time.perf_counter() - begin
     driver = Driver(runs)
-    first = clock(driver.step, device)
-    times = [clock(driver.step, device) for _ in range(words.turns)]
+    first = clock(lambda: round_of_all(driver), device)
+    times = [clock(lambda: round_of_all(driver), device) for _ in range(words.turns)]
     batch = IMAGES[net].batch_size
     steps = size["runs"] * size["per_round"] * -(-size["samples"] // batch)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

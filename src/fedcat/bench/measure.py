@@ -19,7 +19,7 @@ from fedcat.runs.driver import Driver
 PASSES = 3
 """The arithmetic of a step, in forward passes: forward, backward to the inputs, backward to the weights."""
 WARM = 8
-"""Warm-up rounds on a GPU, until the steps of every width have been captured."""
+"""Warm-up rounds on a GPU, until the steps of every number of rows have been captured."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,13 @@ def clock(work: Callable[[], object], device: torch.device) -> float:
     work()
     wait(device)
     return time.perf_counter() - begin
+
+
+def round_of_all(driver: Driver) -> None:
+    """Step until every run has recorded a round: a driver's step may be a round of some of them only."""
+    before = {name: len(run.history) for name, run in driver.runs.items()}
+    while any(len(run.history) == before[name] for name, run in driver.runs.items()):
+        driver.step()
 
 
 def wait(device: torch.device) -> None:
@@ -154,9 +161,9 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         try:
-            start = clock(driver.step, self.device)
+            start = clock(lambda: round_of_all(driver), self.device)
             for _ in range(WARM if self.device.type == "cuda" else 1):
-                driver.step()
+                round_of_all(driver)
             memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
             turns = [self._turn(driver) for _ in range(self.turns)]
             kernels = engine.kernels(runs[0].task)
@@ -183,7 +190,7 @@ class Bench:
 
     def _turn(self, driver: Driver) -> tuple[float, float, float, int]:
         """Return the seconds of one round of all runs, of both loops for as many steps, and the number of steps."""
-        ours = clock(driver.step, self.device)
+        ours = clock(lambda: round_of_all(driver), self.device)
         runs = list(driver.runs.values())
         steps = sum(self.work.steps(run, run.history[-1].clients) for run in runs)
         clients = runs[0].history[-1].clients
