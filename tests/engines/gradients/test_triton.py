@@ -75,7 +75,20 @@ def strided_and_pooled():
     )
 
 
+def averaged():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 10))
+
+
+def averaged_with_overlap():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AvgPool2d(3, 2, padding=1), nn.Conv2d(4, 3, 2, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10)),
+    )
+
+
 NETS_TRIED = {
+    "averages": averaged,
+    "overlapping averages": averaged_with_overlap,
     "stride": strided,
     "stride and pooling": strided_and_pooled,
     "digits": digits_net,
@@ -218,6 +231,10 @@ def with_another():
         ),
         (lambda: nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 10)), "begins with pooling"),
         (lambda: nn.Sequential(nn.LocalResponseNorm(2), nn.Flatten(), nn.Linear(64, 10)), "begins with a norm"),
+        (lambda: nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 10)), "begins with pooling"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(2, ceil_mode=True)), "whole windows"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d((2, 1))), "not square"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(4)), "not equal"),
         (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)), "ReLU does not follow"),
         (lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(64, 10)), "some dimensions"),
         (lambda: nn.Sequential(CenterCrop(4), nn.Flatten(), nn.Linear(16, 10)), "no convolution sees"),

@@ -46,6 +46,17 @@ class MaxPool:
 
 
 @dataclass(frozen=True)
+class AvgPool:
+    """Average pooling with windows that may overlap; zeros of the padding count."""
+
+    inputs: tuple[int, int, int]
+    outputs: tuple[int, int, int]
+    kernel: int
+    stride: int
+    padding: int
+
+
+@dataclass(frozen=True)
 class Norm:
     """Local response normalization over channels."""
 
@@ -72,7 +83,7 @@ class Linear:
     relu: bool = False
 
 
-Spatial = Conv | MaxPool | Norm
+Spatial = Conv | MaxPool | AvgPool | Norm
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,13 @@ def _leaves(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module)]
 
 
+KNOWN = (
+    *(nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.LocalResponseNorm, CenterCrop),
+    *(nn.ReLU, nn.Flatten, nn.Linear, nn.Identity),
+)
+"""The layers of chains; subclasses may compute anything."""
+
+
 class _Reader:
     """Reads a net's layers in order and tracks the shape."""
 
@@ -142,8 +160,7 @@ class _Reader:
         """Add the next layer, whose parameters' names begin with `prefix`."""
         self.prefix, name = prefix, type(layer).__name__
         method = getattr(self, f"_{name.lower()}", None)
-        known = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.LocalResponseNorm, nn.Flatten, nn.Linear, nn.Identity, CenterCrop)
-        if method is None or type(layer) not in known:
+        if method is None or type(layer) not in KNOWN:
             raise Unknown(f"its layer {name} has no fused kernel")
         method(layer)
 
@@ -213,6 +230,26 @@ class _Reader:
         height, width = (_windows(side, kernel, stride, padding, layer.ceil_mode) for side in inputs[1:])
         self._append(MaxPool(inputs, (inputs[0], height, width), kernel, stride, padding))
 
+    def _avgpool2d(self, layer: nn.AvgPool2d) -> None:
+        if not self.spatial:
+            raise Unknown("it begins with pooling")
+        inputs = self._image(layer)
+        if layer.ceil_mode or not layer.count_include_pad or layer.divisor_override is not None:
+            raise Unknown("its average pooling does not divide whole windows by their size")
+        kernel, stride, padding = (_square(size) for size in (layer.kernel_size, layer.stride, layer.padding))
+        height, width = (_windows(side, kernel, stride, padding, ceil=False) for side in inputs[1:])
+        self._append(AvgPool(inputs, (inputs[0], height, width), kernel, stride, padding))
+
+    def _adaptiveavgpool2d(self, layer: nn.AdaptiveAvgPool2d) -> None:
+        inputs = self._image(layer)
+        sizes = [layer.output_size] * 2 if isinstance(layer.output_size, int) else list(layer.output_size)
+        windows = {
+            side // size if size and side % size == 0 else 0 for side, size in zip(inputs[1:], sizes, strict=True)
+        }
+        if len(windows) > 1 or not all(windows):
+            raise Unknown("its adaptive pooling has windows that are not square or not equal")
+        self._avgpool2d(nn.AvgPool2d(windows.pop()))
+
     def _localresponsenorm(self, layer: nn.LocalResponseNorm) -> None:
         if not self.spatial:
             raise Unknown("it begins with a normalization")
@@ -239,6 +276,14 @@ class _Reader:
             raise Unknown("it uses a parameter twice")
         self.used.add(name)
         return self.places[name]
+
+
+def _square(size: int | tuple[int, ...]) -> int:
+    """Return a size of pooling that is the same in both directions."""
+    sides = {size} if isinstance(size, int) else set(size)
+    if len(sides) > 1:
+        raise Unknown("its pooling is not square")
+    return sides.pop()
 
 
 def _windows(side: int, kernel: int, stride: int, padding: int, ceil: bool) -> int:

@@ -40,7 +40,7 @@ class ConvLayer(Layer):
         self.part = program.buffer(self.splits, self.units * (self.lines * self.windows + 1), dtype=torch.float32)
         self.kernel = {"C": channels, "OUT": spec.channels, "SPAN": span, "WIN": self.windows, "KP": self.lines}
         x = before.out.sizes("X")
-        d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
+        d = self.dout.strides("D")
         self.places = {
             "B": program.batch,
             "PH": spec.outputs[1],
@@ -124,7 +124,6 @@ class ConvLayer(Layer):
     def backward(self) -> None:
         at, spec, f = self.program, self.spec, self.full.sizes("F")
         tile = conv_input_tile(at.mode)
-        d = {name: value for name, value in self.before.dout.sizes("D").items() if name != "D_0"}
         at.launch(
             conv_kernels.conv_input_gradient,
             pieces(at.batch * spec.inputs[1] * spec.inputs[2], tile["BM"]),
@@ -137,7 +136,7 @@ class ConvLayer(Layer):
             OUT=spec.channels,
             F_B=f["F_B"],
             F_Y=f["F_Y"],
-            **d,
+            **self.before.dout.strides("D"),
             MODE=at.mode,
             TURNED=self.turns,
             KP=self.back_lines,

@@ -11,16 +11,25 @@ from triton.runtime.errors import OutOfResources
 from fedcat.data.augment import Augment
 from fedcat.data.pool import Pool
 from fedcat.engines.gradients.base import Found, Gradients, InPlace, Inputs, Step, no_inputs
-from fedcat.engines.gradients.chain import Chain, Conv, MaxPool, Norm, Spatial
+from fedcat.engines.gradients.chain import AvgPool, Chain, Conv, MaxPool, Norm, Spatial
 from fedcat.engines.gradients.outputs_loss import OutputsLoss
 from fedcat.engines.gradients.triton import linear_kernels
 from fedcat.engines.gradients.triton.conv_layer import ConvLayer
-from fedcat.engines.gradients.triton.layers import MODES, GatherLayer, Image, Layer, MaxPoolLayer, NormLayer, pieces
+from fedcat.engines.gradients.triton.layers import (
+    MODES,
+    AvgPoolLayer,
+    GatherLayer,
+    Image,
+    Layer,
+    MaxPoolLayer,
+    NormLayer,
+    pieces,
+)
 from fedcat.engines.gradients.triton.linear_layers import LinearLayer, LossLayer, TailLayer, tail_length
 from fedcat.engines.step_buffers import StepBuffers
 from fedcat.models.layout import Layout
 
-KINDS: dict[type[Spatial], Any] = {Conv: ConvLayer, MaxPool: MaxPoolLayer, Norm: NormLayer}
+KINDS: dict[type[Spatial], Any] = {Conv: ConvLayer, MaxPool: MaxPoolLayer, AvgPool: AvgPoolLayer, Norm: NormLayer}
 """The class that launches the kernels of each kind of image layer."""
 
 

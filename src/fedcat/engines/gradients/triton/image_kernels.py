@@ -1,7 +1,8 @@
 """Triton kernels for samples and images other than convolutions, and what all kernels share.
 
 `gather`: out[b] = scale * x[index[b]] + shift, the samples of a batch, cropped and normalized. `pool_forward` and
-`pool_backward`: `torch.nn.MaxPool2d`. `norm_forward` and `norm_backward`: `torch.nn.LocalResponseNorm`,
+`pool_backward`: `torch.nn.MaxPool2d`. `average_forward` and `average_backward`: `torch.nn.AvgPool2d`, the sum of a
+window over its size, padding included. `norm_forward` and `norm_backward`: `torch.nn.LocalResponseNorm`,
 y[c] = x[c] / (k + alpha / size * sum of x[c']^2 over the `size` channels around c)^beta.
 
 Every program works on one row (one client's model): program axis 1 indexes `order`, the rows by decreasing number of
@@ -107,6 +108,58 @@ def pool_backward(dy, arg, dx, step, count, order, ahead, B: tl.constexpr, C: tl
         d = tl.load(dy + plane + py * D_Y + px * D_X, mask=inside, other=0.0).to(tl.float32)
         total += tl.where(place == ky * KS + kx, d, 0.0)
     tl.store(dx + r.to(tl.int64) * (B * H * W * C) + j, total, mask=ok)
+
+
+@triton.jit(do_not_specialize=["ahead"])
+def average_forward(x, out, step, count, order, ahead, B: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+                    W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, KS: tl.constexpr, STRIDE: tl.constexpr,
+                    PAD: tl.constexpr, O_B: tl.constexpr, O_Y: tl.constexpr, O_X: tl.constexpr, O_C: tl.constexpr,
+                    O_0: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Write the mean of each window."""
+    r = tl.load(order + tl.program_id(1))
+    if tl.load(step) + ahead >= tl.load(count + r):
+        return
+    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = j % C
+    px = (j // C) % PW
+    py = (j // (C * PW)) % PH
+    b = j // (C * PW * PH)
+    ok = b < B
+    plane = x + r.to(tl.int64) * (B * H * W * C) + b * (H * W * C) + c
+    total = tl.zeros([BLOCK], tl.float32)
+    for w in range(KS * KS):
+        y = py * STRIDE - PAD + w // KS
+        xx = px * STRIDE - PAD + w % KS
+        inside = ok & (y >= 0) & (y < H) & (xx >= 0) & (xx < W)
+        total += tl.load(plane + (y * W + xx) * C, mask=inside, other=0.0).to(tl.float32)
+    at = r.to(tl.int64) * (B * O_B) + b * O_B + py * O_Y + px * O_X + c * O_C + O_0
+    tl.store(out + at, total / (KS * KS), mask=ok)
+
+
+@triton.jit(do_not_specialize=["ahead"])
+def average_backward(dy, dx, step, count, order, ahead, B: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+                     W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, KS: tl.constexpr, STRIDE: tl.constexpr,
+                     PAD: tl.constexpr, REACH: tl.constexpr, D_B: tl.constexpr, D_Y: tl.constexpr, D_X: tl.constexpr,
+                     D_C: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Propagate each window's gradient to its values: every position sums over the windows that contain it."""
+    r = tl.load(order + tl.program_id(1))
+    if tl.load(step) + ahead >= tl.load(count + r):
+        return
+    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = j % C
+    xx = (j // C) % W + PAD
+    y = (j // (C * W)) % H + PAD
+    b = j // (C * W * H)
+    ok = b < B
+    plane = dy + r.to(tl.int64) * (B * D_B) + b * D_B + c * D_C
+    total = tl.zeros([BLOCK], tl.float32)
+    for w in range(REACH * REACH):
+        py = y // STRIDE - w // REACH
+        px = xx // STRIDE - w % REACH
+        inside = ok & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
+        inside &= (y - py * STRIDE < KS) & (xx - px * STRIDE < KS)
+        total += tl.load(plane + py * D_Y + px * D_X, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dx + r.to(tl.int64) * (B * H * W * C) + j, total / (KS * KS), mask=ok)
 
 
 @triton.jit

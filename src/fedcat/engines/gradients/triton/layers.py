@@ -11,7 +11,7 @@ from weakref import proxy
 import torch
 from torch import Tensor
 
-from fedcat.engines.gradients.chain import Conv, MaxPool, Norm, Spatial
+from fedcat.engines.gradients.chain import AvgPool, Conv, MaxPool, Norm, Spatial
 from fedcat.engines.gradients.triton import image_kernels
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class Image:
             line = (width + 2 * self.border) * channels
             found = ((height + 2 * self.border) * line, line, channels, 1, self.border * (line + channels))
         return {f"{letter}_{end}": size for end, size in zip("BYXC0", found, strict=True)}
+
+    def strides(self, letter: str) -> dict[str, int]:
+        """Return the strides alone, for images without a border."""
+        return {name: size for name, size in self.sizes(letter).items() if not name.endswith("_0")}
 
 
 class Layer(ABC):
@@ -138,7 +142,7 @@ class MaxPoolLayer(Layer):
         self.reach = pieces(spec.kernel, spec.stride)
         self.sizes = {"B": program.batch, "C": channels, "H": height, "W": width, "PH": spec.outputs[1]}
         self.sizes |= {"PW": spec.outputs[2], "KS": spec.kernel, "STRIDE": spec.stride, "PAD": spec.padding}
-        self.sizes |= {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
+        self.sizes |= self.dout.strides("D")
 
     def forward(self) -> None:
         blocks = pieces(self.program.batch * prod(self.out.shape), 1024)
@@ -151,6 +155,28 @@ class MaxPoolLayer(Layer):
         blocks = pieces(self.program.batch * prod(self.before.out.shape), 1024)
         tensors = (self.dout.data, self.arg.data, self.before.dout.data)
         self.program.launch(image_kernels.pool_backward, blocks, *tensors, **self.sizes, REACH=self.reach, BLOCK=1024)
+
+
+class AvgPoolLayer(Layer):
+    def __init__(self, program: Program, spec: AvgPool, before: Layer, after: Spatial | None) -> None:
+        super().__init__(program, before)
+        self._make(spec.outputs, after)
+        channels, height, width = spec.inputs
+        self.reach = pieces(spec.kernel, spec.stride)
+        self.sizes = {"B": program.batch, "C": channels, "H": height, "W": width, "PH": spec.outputs[1]}
+        self.sizes |= {"PW": spec.outputs[2], "KS": spec.kernel, "STRIDE": spec.stride, "PAD": spec.padding}
+
+    def forward(self) -> None:
+        blocks = pieces(self.program.batch * prod(self.out.shape), 1024)
+        tensors = (self.before.out.data, self.out.data)
+        sizes = {**self.sizes, **self.out.sizes("O")}
+        self.program.launch(image_kernels.average_forward, blocks, *tensors, **sizes, BLOCK=1024)
+
+    def backward(self) -> None:
+        blocks = pieces(self.program.batch * prod(self.before.out.shape), 1024)
+        tensors = (self.dout.data, self.before.dout.data)
+        sizes = {**self.sizes, **self.dout.strides("D"), "REACH": self.reach}
+        self.program.launch(image_kernels.average_backward, blocks, *tensors, **sizes, BLOCK=1024)
 
 
 class NormLayer(Layer):
@@ -172,5 +198,5 @@ class NormLayer(Layer):
 
     def backward(self) -> None:
         tensors = (self.before.out.data, self.dout.data, self.before.dout.data)
-        d = {name: value for name, value in self.dout.sizes("D").items() if name != "D_0"}
-        self.program.launch(image_kernels.norm_backward, self.blocks, *tensors, **self.powers, **self.sizes, **d)
+        sizes = {**self.sizes, **self.dout.strides("D")}
+        self.program.launch(image_kernels.norm_backward, self.blocks, *tensors, **self.powers, **sizes)
