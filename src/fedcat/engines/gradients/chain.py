@@ -242,13 +242,11 @@ class _Reader:
 
     def _adaptiveavgpool2d(self, layer: nn.AdaptiveAvgPool2d) -> None:
         inputs = self._image(layer)
-        sizes = [layer.output_size] * 2 if isinstance(layer.output_size, int) else list(layer.output_size)
-        windows = {
-            side // size if size and side % size == 0 else 0 for side, size in zip(inputs[1:], sizes, strict=True)
-        }
-        if len(windows) > 1 or not all(windows):
+        size = _square(layer.output_size)
+        kernel = inputs[1] // max(1, size)
+        if inputs[1:] != (kernel * size, kernel * size):
             raise Unknown("its adaptive pooling has windows that are not square or not equal")
-        self._avgpool2d(nn.AvgPool2d(windows.pop()))
+        self._avgpool2d(nn.AvgPool2d(kernel))
 
     def _localresponsenorm(self, layer: nn.LocalResponseNorm) -> None:
         if not self.spatial:
@@ -278,12 +276,12 @@ class _Reader:
         return self.places[name]
 
 
-def _square(size: int | tuple[int, ...]) -> int:
+def _square(size: int | None | tuple[int | None, ...]) -> int:
     """Return a size of pooling that is the same in both directions."""
-    sides = {size} if isinstance(size, int) else set(size)
-    if len(sides) > 1:
+    first, *others = size if isinstance(size, tuple) else (size,)
+    if first is None or any(side != first for side in others):
         raise Unknown("its pooling is not square")
-    return sides.pop()
+    return first
 
 
 def _windows(side: int, kernel: int, stride: int, padding: int, ceil: bool) -> int:
