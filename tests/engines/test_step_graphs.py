@@ -215,6 +215,18 @@ def test_memory_that_is_used_again_holds_nothing_of_the_last_launch(method, exac
     assert len(set(graphs)) < len(graphs) / 2
 
 
+def test_rules_that_draw_by_batch_size_train_with_several(captured):
+    """All clients have fewer samples than a batch, so that batches are padded alike."""
+    layout, fed, engine = layout_of(digits_net(), torch.float64, DEVICE), federation([5] * 4), StackedEngine()
+    words = {"rounds": 2, "options": {"hidden": 8, "generator_steps": 2}}
+    together = [simulate(FedGen, fed, layout, engine, batch_size=size, run_name=f"{size}", **words) for size in (6, 9)]
+    drive(*together)
+    for size, sim in zip((6, 9), together, strict=True):
+        alone = simulate(FedGen, fed, layout, "sequential", batch_size=size, **words)
+        drive(alone)
+        assert apart(sim.method.row, alone.method.row) < 1e-10
+
+
 def test_rows_of_very_different_batches_do_not_share_a_launch(captured, monkeypatch):
     batches = []
     run = StepGraphs.run

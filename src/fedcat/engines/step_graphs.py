@@ -81,7 +81,8 @@ class StepGraphs:
         """Return what launches have in common that can use the same memory and graphs."""
         rows = tuple(rows.key() for rows in launch.rule_rows)
         task = launch.task
-        kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment)
+        drawn = task.batch_size if task.rule.own_loss else None  # what a rule draws may depend on it
+        kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment, drawn)
         return *kind, launch.batch, room(launch), launch.clips, rows
 
     @property

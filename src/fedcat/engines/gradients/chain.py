@@ -276,7 +276,7 @@ class _Reader:
         return self.places[name]
 
 
-def _square(size: int | None | tuple[int | None, ...]) -> int:
+def _square(size: int | tuple[int | None, ...] | None) -> int:
     """Return a size of pooling that is the same in both directions."""
     first, *others = size if isinstance(size, tuple) else (size,)
     if first is None or any(side != first for side in others):
