@@ -1,7 +1,8 @@
 """Launches that are captured give what launches step by step give; they are split where memory ends."""
 
 import gc
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from weakref import ref
 
 import numpy as np
@@ -15,10 +16,11 @@ from fedcat.engines import StackedEngine
 from fedcat.engines.batch_order import batch_lengths
 from fedcat.engines.captured import SHARE
 from fedcat.engines.evaluation import outputs_of, outputs_stacked
-from fedcat.engines.step_graphs import FIRST, StepGraphs, halves
+from fedcat.engines.step_graphs import FIRST, StepGraphs, widths
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.models.nets import Net
 from fedcat.protocol.local_rule import LocalRule
+from fedcat.runs.driver import Driver
 
 DEVICE = DEVICES[-1]
 SIZES = [3, 9, 5, 12, 7, 4]
@@ -82,6 +84,92 @@ def test_many_runs_train_as_two_halves_that_take_turns(captured, monkeypatch):
         assert [r.train_loss for r in together.history] == pytest.approx([r.train_loss for r in alone.history])
 
 
+def test_hops_that_a_driver_left_behind_are_nobody_elses(captured, monkeypatch):
+    """A driver is interrupted while the second half trains; the next one on the engine has runs of the same names."""
+    monkeypatch.setattr("fedcat.engines.stacked.HALVED", 6)
+    layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([6] * 5), StackedEngine()
+
+    def made(first):
+        return [simulate(FedAvg, fed, layout, engine, seed=first + i, rounds=2, k=3, run_name=f"{i}") for i in range(2)]
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Driver(made(0)).run(interrupt)
+    runs = made(5)
+    drive(*runs)
+    for i, run in enumerate(runs):
+        alone = drive(simulate(FedAvg, fed, layout, "sequential", seed=5 + i, rounds=2, k=3))
+        assert apart(run.method.row, alone.method.row) < 1e-10
+
+
+def test_no_hop_is_late_for_want_of_a_turn(captured, monkeypatch):
+    monkeypatch.setattr("fedcat.engines.stacked.HALVED", 6)
+    run = StepGraphs.run
+    monkeypatch.setattr(StepGraphs, "run", lambda self, launch: time.sleep(0.15) or run(self, launch))
+    layout, fed, engine = layout_of(small_net(), torch.float64, DEVICE), federation([6] * 5), StackedEngine()
+    runs = [simulate(FedAvg, fed, layout, engine, seed=s, rounds=2, k=3, run_name=f"{s}") for s in range(2)]
+    Driver(runs, deadline=0.1).run()
+    assert [len(record.lost) for run in runs for record in run.history] == [0, 0, 0, 0]
+
+
+@dataclass(frozen=True)
+class Remembers(LocalRule):
+    """Looks at the net's features from a client's second visit on."""
+
+    def loss(self, net, batch, inputs):
+        found = super().loss(net, batch, inputs)
+        if "seen" not in inputs.memory:
+            return found
+        return found + 0.1 * batch.mean(net.features(batch.x).square().mean(1))
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        return {}, {"seen": torch.ones(len(end), 1).to(end)}
+
+
+class WithMemory(FedAvg):
+    rule = Remembers()
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.kept = {}
+
+    def hop(self, round, slot, client, visit):
+        return replace(super().hop(round, slot, client, visit), memory=self.kept.get(client, {}))
+
+    def reduce(self, hops, replies):
+        self.kept |= {hop.client: reply.memory for hop, reply in zip(hops, replies, strict=True)}
+        return super().reduce(hops, replies)
+
+
+@dataclass(frozen=True)
+class DrawsLater(LocalRule):
+    """Draws nothing in the first round, then other numbers in each."""
+
+    def draw(self, rng, task, hop, steps):
+        return {"z": torch.from_numpy(rng.random(steps))} if hop.round else {}
+
+    def loss(self, net, batch, inputs):
+        found = super().loss(net, batch, inputs)
+        return found * (1 + inputs.drawn["z"]) if "z" in inputs.drawn else found
+
+
+class WithDraws(FedAvg):
+    rule = DrawsLater()
+
+
+@pytest.mark.parametrize("method", [WithMemory, WithDraws])
+def test_rules_that_change_with_what_hops_bring(method, captured):
+    rows = []
+    for engine in ("sequential", "stacked"):
+        layout = layout_of(linear_net(), torch.float64, DEVICE)
+        sim = simulate(method, federation([3, 9, 5]), layout, engine, rounds=3, k=2, epochs=1)
+        drive(sim)
+        rows.append(sim.method.row)
+    assert apart(*rows) < 1e-10
+
+
 def test_launches_of_one_form_use_the_same_memory(captured, monkeypatch):
     made = []
     start = StepGraphs.__init__
@@ -133,6 +221,7 @@ def test_room_for_longer_hops_has_a_limit(captured, monkeypatch):
 
 def linear_net():
     """Make a small net with kernels, which Triton's interpreter runs in no time."""
+    torch.manual_seed(0)
     return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), nn.Linear(16, 10))
 
 
@@ -314,8 +403,8 @@ def test_a_cap_on_memory_splits_launches_and_changes_nothing(monkeypatch):
 
 
 def test_widths_for_which_there_are_graphs():
-    assert halves(10) == [10, 5, 3, 2, 1]
-    assert halves(1) == [1]
+    assert widths(10) == [10, 5, 3, 2, 1]
+    assert widths(1) == [1]
 
 
 def test_many_rows_are_evaluated_in_one_pass():

@@ -110,3 +110,17 @@ def test_the_operations_of_attention_are_counted(frozen):
     products = length * width * 4 * width + 2 * length * length * width + 2 * length * width * inner + width * 10
     found = traits(layout_of(Attention().train(not frozen), torch.float32), federation([8]).train)
     assert found.flops == 2 * products
+
+
+def test_batch_normalization_of_other_things_than_the_batch_is_not_stacked(pool):
+    """Its batches cannot be padded, because what pads them would count."""
+
+    class ByTime(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.head(self.norm(x.reshape(-1, 8)).reshape(len(x), -1))
+
+    assert "other ways than batch normalization" in traits(layout_of(ByTime()), pool).unstackable

@@ -155,3 +155,12 @@ def test_hops_that_are_expected_later_are_accepted_too(door):
     door.expect([hop(2)])
     assert [h.copy for h, _ in door.admit([good(2), good(1), good(0)])] == [2, 1, 0]
     assert door.admit([]) == []
+
+
+def test_what_an_engine_has_looked_at_is_not_read_again():
+    door = ReplyCheck(4, torch.float32)
+    door.expect([hop(copy) for copy in range(4)])
+    nan = torch.tensor([1.0, torch.nan, 0.0, 0.0])
+    replies = [good(0, finite=True), good(1, finite=False), good(2), good(3, nan)]
+    found = [reply.status for _, reply in door.admit(replies)]
+    assert found == [Status.ARRIVED, Status.REFUSED, Status.ARRIVED, Status.REFUSED]

@@ -80,5 +80,9 @@ class Engine:
         """Return a description of what computes a task's steps."""
         return "PyTorch"
 
+    def forget(self) -> None:
+        """Drop the hops that were submitted: nobody waits for their replies."""
+        self._submitted = []
+
     def release(self) -> None:
         """Free memory that was kept for the next call."""

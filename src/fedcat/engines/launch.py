@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcat.core.errors import SettingError
 from fedcat.engines.base import Job
 from fedcat.engines.batch_order import BatchOrder, augment_numbers, drawn_by
 from fedcat.engines.gradients.trials import StackSize
@@ -96,8 +98,9 @@ class Launch:
             found[row, : order.steps] = np.tile(order.lengths, order.steps // len(order.lengths))
         return found
 
-    def draw(self) -> list[dict[str, Tensor]]:
-        """Return the random numbers of each row, [its steps, ...]: the rule's by name, and those that augment inputs.
+    @cached_property
+    def drawn(self) -> list[dict[str, Tensor]]:
+        """The random numbers of each row, [its steps, ...]: the rule's by name, and those that augment inputs.
 
         Several threads draw: NumPy's generators let go of the interpreter's lock.
         """
@@ -163,8 +166,10 @@ def _seconds(begin: Any, end: Any) -> float:
 
 
 def padded(rows: list[dict[str, Tensor]], count: int, steps: int) -> dict[str, Tensor]:
-    """Return the numbers of rows, as `Launch.draw` returns them, as [count, steps, ...], padded with zeros."""
+    """Return the numbers that rows have drawn, see `Launch.drawn`, as [count, steps, ...], padded with zeros."""
     found = {}
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise SettingError(f"a rule must draw the same names for all clients, got {sorted({*map(tuple, rows)})}")
     for name, first in rows[0].items():
         found[name] = torch.zeros(count, steps, *first.shape[1:], dtype=first.dtype)
     fill(found, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fedcat.engines.gradients.base import Inputs
 from fedcat.engines.gradients.trials import StackSize
 from fedcat.protocol.local_rule import LocalRule, call_hook
 from fedcat.protocol.reply import Reply
-from fedcat.protocol.task import stack
+from fedcat.protocol.task import shared, stack
 
 
 class RuleRows:
@@ -77,10 +77,11 @@ class RuleRows:
     def copy(self, rows: int) -> RuleRows:
         """Return a copy in separate memory, for `load`, padded to `rows` with copies of the last row."""
         own = copy(self)
-        if self._tensors():
-            own.start, own.lr = _owned(self.start, rows), _owned(self.lr, rows)
-        own.sent = {n: _owned(t, rows) for n, t in self.sent.items()}
-        own.memory = {n: _filled(t, rows) for n, t in self.memory.items()}
+        own.jobs = []  # they are a launch's
+        used = bool(self._tensors())
+        own.start, own.lr = (_owned(t, rows) if used else t[:0].clone() for t in (self.start, self.lr))
+        own.sent = {n: _owned(t, rows) for n, t in self.sent.items()} if used else {}
+        own.memory = {n: _filled(t, rows) for n, t in self.memory.items()} if used else {}
         own.local = {n: _filled(t, rows) for n, t in self.local.items()}
         own.keep(np.arange(self.first, self.stop))
         return own
@@ -108,28 +109,23 @@ class RuleRows:
 
     def gradient(self, g: Tensor, p: Tensor) -> Tensor:
         """Return the rule's gradient for the current rows."""
-        parts = groups(len(p), self.size)
-        if parts is None:
-            return self._call("gradient", g, p, self._start, self._sent, self._memory)
-        found = [
-            self._call("gradient", g[i], p[i], take(self._start, i), taken(self._sent, i), taken(self._memory, i))
-            for i in parts
-        ]
-        return torch.cat(found)[: len(p)]
-
-    def _call(self, hook: str, *arguments: Any) -> Tensor:
-        found: Tensor = call_hook(self.rule, hook, *arguments)
-        return found
+        return self._hook("gradient", g, p, self._start)
 
     def after(self, p: Tensor) -> Tensor:
         """Return the rule's parameters after a step for the current rows."""
-        parts = groups(len(p), self.size)
+        return self._hook("after", p, self._lr)
+
+    def _hook(self, name: str, *rows: Tensor) -> Tensor:
+        """Call a hook on the current rows, at once or in groups."""
+        parts = groups(len(rows[0]), self.size)
         if parts is None:
-            return self._call("after", p, self._lr, self._sent, self._memory)
-        found = [
-            self._call("after", p[i], take(self._lr, i), taken(self._sent, i), taken(self._memory, i)) for i in parts
-        ]
-        return torch.cat(found)[: len(p)]
+            whole: Tensor = call_hook(self.rule, name, *rows, self._sent, self._memory)
+            return whole
+        found = []
+        for i in parts:
+            given = (take(values, i) for values in rows)
+            found.append(call_hook(self.rule, name, *given, taken(self._sent, i), taken(self._memory, i)))
+        return torch.cat(found)[: len(rows[0])]
 
     def finish(self, ends: Tensor) -> Finished:
         """Return what all rows upload and keep, given the launch's final rows, and which hold only finite numbers.
@@ -219,11 +215,6 @@ def take(stacked: Tensor, rows: Some) -> Tensor:
     if isinstance(rows, slice):
         return stacked[rows]
     return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared(stacked) else stacked[torch.from_numpy(rows)]
-
-
-def shared(stacked: Tensor) -> bool:
-    """Return whether all rows of a stacked tensor share memory."""
-    return stacked.stride(0) == 0 and len(stacked) > 1
 
 
 def _owned(stacked: Tensor, rows: int) -> Tensor:

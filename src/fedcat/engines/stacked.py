@@ -48,16 +48,20 @@ class StackedEngine(Engine):
         """Return the replies of the launches that were started first, after the hops that were queued are started.
 
         On a GPU, the hops of many runs train as two halves, which take turns: while one trains, the host works for the
-        runs of the other.
+        runs of the other. With a `timeout` all replies are returned at once: no hop must be late for want of a turn.
         """
         if self._submitted and not self._captured.takes(self._submitted[0][0]):
             return super().collect(timeout)
         jobs, self._submitted = self._submitted, []
         if jobs:
-            self._started += [self._start(part) for part in self._halves(jobs)]
+            parts = self._halves(jobs) if timeout is None else [jobs]
+            self._started += [self._start(part) for part in parts]
         if not self._started:
             raise RuntimeError("nothing to collect: no hop was submitted")
-        return self._started.popleft()()
+        replies = self._started.popleft()()
+        while timeout is not None and self._started:
+            replies += self._started.popleft()()
+        return replies
 
     def _halves(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
         """Return the hops in one or two parts; a run's hops stay together."""
@@ -74,8 +78,7 @@ class StackedEngine(Engine):
         for position, (task, hop) in enumerate(jobs):
             if task not in keys:
                 keys[task] = self._key(task)
-            brought = (*hop.sent, *hop.memory) if task.rule.own_loss else ()
-            launches.setdefault((keys[task], brought), []).append(position)
+            launches.setdefault((keys[task], hop.brings if task.rule.own_loss else ()), []).append(position)
         started: list[tuple[list[int], list[Trained]]] = []
         with precision_context(self.precision):
             for positions in launches.values():
@@ -106,7 +109,7 @@ class StackedEngine(Engine):
         """Test a loss before its first use with a net."""
         task, hop = job
         if not task.plain_loss:
-            task.layout.once(("loss", task.pool.id, task.loss_key, *hop.sent), lambda: check_loss(job))
+            task.layout.once(("loss", task.pool.id, task.loss_key, hop.brings), lambda: check_loss(job))
 
     def _train(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Trained]:
         """Train hops, given longest first, step by step in stacks of at most the allowed size."""
@@ -126,6 +129,11 @@ class StackedEngine(Engine):
         if self._captured.takes(task):
             return self._captured.kernels(task)
         return eager_gradients(task).name
+
+    def forget(self) -> None:
+        """Drop the hops that were submitted, also those that have started."""
+        super().forget()
+        self._started.clear()
 
     def release(self) -> None:
         """Free memory that was kept for the next call."""

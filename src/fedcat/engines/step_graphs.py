@@ -21,6 +21,8 @@ TOGETHER = 4
 """Steps per graph; a row that has taken its last step stays unchanged."""
 FIRST = 4 * TOGETHER
 """Steps whose batches are drawn before the device starts; later batches are drawn while it computes."""
+INDEX = "(index)"
+"""The name of batches among what is copied to the device."""
 SPARE = 8
 """Largest ratio of the steps that there is room for to the steps that a launch needs."""
 
@@ -52,36 +54,36 @@ class StepGraphs:
         One of these launches.
     gradients : Gradients
         What computes the gradients.
-    fill : int
+    least : int
         The minimum number of rows.
     """
 
-    def __init__(self, launch: Launch, gradients: Gradients, fill: int = 1) -> None:
+    def __init__(self, launch: Launch, gradients: Gradients, least: int = 1) -> None:
         task, layout, self.size, self.clips = launch.task, launch.layout, launch.size, launch.clips
         self.net = layout.net
-        self.count, self.device, self.room = max(len(launch.jobs), fill), launch.device, room(launch)
+        self.count, self.device, self.room = max(len(launch.jobs), least), launch.device, room(launch)
         sizes = (layout.parameter_size, layout.size - layout.parameter_size, self.room, launch.batch)
         self.buffers = StepBuffers.make(self.count, *sizes, like=launch.starts)
         own = task.rule.own_loss
         self.rule_rows = [rows.copy(self.count if own else rows.stop - rows.first) for rows in launch.rule_rows]
-        drawn = padded(launch.draw(), self.count, self.room)
+        drawn = padded(launch.drawn, self.count, self.room)
         self.drawn = {name: values.to(self.device) for name, values in drawn.items()}
         of_rule = {name: values for name, values in self.drawn.items() if name != AUGMENT}
         inputs = self.rule_rows[0].loss_inputs(of_rule) if own else no_inputs(self.buffers.p)
         self.gradients = gradients.on(self.buffers, inputs, task.augment, self.drawn.get(AUGMENT))
         self.optimizer = task.optimizer
         self.state = [torch.zeros_like(self.buffers.p) for _ in range(0 if self._sgd else self.optimizer.slots)]
-        self.widths = halves(self.count) if fill == 1 else [self.count]
+        self.widths = widths(self.count) if least == 1 else [self.count]
         self.graphs: dict[int, Any] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
-        self._staging = deque(_Staging({"": self.buffers.index, **self.drawn}) for _ in range(2))
+        self._staging = deque(_Staging({INDEX: self.buffers.index, **self.drawn}) for _ in range(2))
 
     @staticmethod
     def key(launch: Launch) -> tuple[object, ...]:
         """Return what launches have in common that can use the same memory and graphs."""
         rows = tuple(rows.key() for rows in launch.rule_rows)
         task = launch.task
-        drawn = task.batch_size if task.rule.own_loss else None  # what a rule draws may depend on it
+        drawn = tuple((name, values.shape[1:], values.dtype) for name, values in launch.drawn[0].items())
         kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment, drawn)
         return *kind, launch.batch, room(launch), launch.clips, rows
 
@@ -138,13 +140,13 @@ class StepGraphs:
         for mine, new in zip(self.rule_rows, launch.rule_rows, strict=True):
             mine.load(new)
         if self.drawn:
-            fill(self._staging[0].memory, launch.draw())
+            fill(self._staging[0].memory, launch.drawn)
             self._staging[0].upload(self.drawn)
 
     def _upload(self, launch: Launch, steps: int) -> None:
         """Copy the positions of the first `steps` steps to the device."""
-        if launch.write(self._staging[0].memory[""].numpy(), steps):
-            self._staging[0].upload({"": self.buffers.index})
+        if launch.write(self._staging[0].memory[INDEX].numpy(), steps):
+            self._staging[0].upload({INDEX: self.buffers.index})
 
     def _replay(self, width: int) -> None:
         """Take `TOGETHER` steps with the first `width` rows in `order`."""
@@ -207,9 +209,9 @@ class _Staging:
     """
 
     def __init__(self, like: dict[str, Tensor]) -> None:
-        cuda = like[""].device.type == "cuda"
+        cuda = like[INDEX].device.type == "cuda"
         self.memory = {
-            name: torch.full(values.shape, 0 if name else -1, dtype=values.dtype, pin_memory=cuda)
+            name: torch.full(values.shape, -1 if name == INDEX else 0, dtype=values.dtype, pin_memory=cuda)
             for name, values in like.items()
         }
         self._copied: Any = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
@@ -227,7 +229,7 @@ class _Staging:
             self._copied.record()
 
 
-def halves(count: int) -> list[int]:
+def widths(count: int) -> list[int]:
     """Return the numbers of rows for which there are graphs: all rows, half of them, and so on."""
     found = [count]
     while found[-1] > 1:

@@ -1,4 +1,4 @@
-"""The steps of a launch, taken one by one: on a CPU, and on a GPU where steps cannot be captured."""
+"""The steps of a launch on a CPU, taken one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EagerSteps:
         index = np.full((len(launch.jobs), steps, launch.batch), -1, np.int64)
         launch.write(index, steps)
         self.index, self.lengths = torch.from_numpy(index).to(self.device), launch.lengths()
-        drawn = padded(launch.draw(), len(launch.jobs), steps)
+        drawn = padded(launch.drawn, len(launch.jobs), steps)
         drawn = {name: values.to(self.device) for name, values in drawn.items()}
         self.numbers = drawn.pop(AUGMENT, None)
         own = launch.task.rule.own_loss

@@ -47,8 +47,8 @@ EXTRA = 2
 
 
 def traits(layout: Layout, pool: Pool) -> Traits:
-    """Return a net's traits, found once per layout on the first samples of `pool`."""
-    return layout.once("traits", lambda: _examine(layout, pool))
+    """Return a net's traits, found once per layout and kind of samples on the first ones of `pool`."""
+    return layout.once(("traits", pool.shape, pool.x.dtype), lambda: _examine(layout, pool))
 
 
 def _examine(layout: Layout, pool: Pool) -> Traits:
@@ -160,8 +160,11 @@ def _unstackable(layout: Layout, row: Tensor, x: Tensor) -> str:
     single = [torch.cat(parts) for parts in zip(*alone, strict=True)]
     if any(not _same(a, b) for a, b in zip(together, single, strict=True)):
         return "stacked copies do not give the same results or gradients as single ones"
-    padded = _results(layout, rows, x, stacked=True, extra=EXTRA)
-    if any(not _same(a, b) for a, b in zip(padded, single, strict=True)):
+    try:
+        padded = _results(layout, rows, x, stacked=True, extra=EXTRA)
+    except Exception:  # batch normalization of something else than the batch
+        padded = []
+    if not padded or any(not _same(a, b) for a, b in zip(padded, single, strict=True)):
         return "it mixes the samples of a batch in other ways than batch normalization, so batches cannot be padded"
     return ""
 

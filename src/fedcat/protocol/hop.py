@@ -74,6 +74,11 @@ class Hop:
         return HopId(self.round, self.copy, self.attempt)
 
     @property
+    def brings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of what was sent and of what the client has kept: a rule may differ by them."""
+        return tuple(self.sent), tuple(self.memory)
+
+    @property
     def bytes_down(self) -> int:
         """Bytes sent to the client."""
         return self.start.nbytes + sum(tensor.nbytes for tensor in self.sent.values())

@@ -128,7 +128,10 @@ class LocalRule:
     elementwise: ClassVar[bool] = False
 
     def draw(self, rng: np.random.Generator, task: Task, hop: Hop, steps: int) -> dict[str, Tensor]:
-        """Return the random numbers that `loss` needs: tensors with a leading dimension `steps`."""
+        """Return the random numbers that `loss` needs: tensors with a leading dimension `steps`.
+
+        All clients draw the same names in a round. `rng` has its own key and cannot be spawned.
+        """
         return {}
 
     def local(self, task: Task, client: int) -> dict[str, Tensor]:

@@ -87,6 +87,11 @@ class Task:
         return max(2, min(self.batch_size + self.join_lone, int(self.federation.sizes.max())))
 
 
+def shared(stacked: Tensor) -> bool:
+    """Return whether all rows of a stacked tensor share memory."""
+    return stacked.stride(0) == 0 and len(stacked) > 1
+
+
 def stack(mappings: Sequence[Tensors]) -> dict[str, Tensor]:
     """Stack equally named tensors of several hops; one that all hops share is expanded, not copied."""
     stacked = {}

@@ -36,7 +36,8 @@ class Driver:
 
     Runs that share an engine share its launches. With a barrier, a run's round waits for all of its replies, and the
     next one starts after it is evaluated. Without a barrier, replies are absorbed as they come, and a method may start
-    hops of later rounds; the global models, the accuracies and the traffic of each round are the same.
+    hops of later rounds; the global models, the accuracies and the traffic of each round are the same. After a step,
+    hops may be under way that only this driver knows: keep it until the runs are done.
 
     Parameters
     ----------
@@ -81,6 +82,8 @@ class Driver:
         finally:
             for run in self.runs.values():
                 run.end(cause)
+            for engine in {run.engine for run in self.runs.values()}:
+                engine.forget()
 
     def start(self) -> None:
         """Tell the callbacks that the runs start; the first step does so otherwise."""
@@ -143,7 +146,7 @@ class Driver:
 
     def _enough(self, replies: Sequence[Reply], waiting: Sequence[Planned]) -> bool:
         """Return whether a step may end: with a barrier, if there are all replies of a run's round."""
-        found = {reply.run for reply in replies}
+        found = {reply.run for reply in replies if reply.run in self.runs and not self.runs[reply.run].done}
         return bool(found - {planned.run.name for planned in waiting} if self.barrier else found)
 
     def _waiting(self, engine: Engine) -> list[Planned]:

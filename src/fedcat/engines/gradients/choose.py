@@ -32,25 +32,24 @@ def eager_gradients(task: Task) -> Gradients:
 def captured_gradients(job: Job, batch: int, precision: str) -> tuple[Gradients, str]:
     """Return the gradients for captured steps on a GPU, and why they are not the Triton kernels; empty if they are."""
     task, hop = job
-    key = ("captured gradients", task.pool.id, batch, precision, task.loss_key, bool(task.augment), *hop.sent)
-    found = task.layout.once(key, lambda: _triton(job, batch, precision))
+    key = (task.pool.id, batch, precision, task.loss_key, bool(task.augment), hop.brings)
+    found = task.layout.once(("kernels", key), lambda: _triton(job, batch, precision))
     if not isinstance(found, str):
         return found, ""
-    key = ("convolutions", task.pool.id, batch, precision, task.loss)
-    fast = task.layout.once(key, lambda: _fast_convolutions(task, batch, precision))
-    return _vmap(task, precision, precision if fast else None), found
+    fast = task.layout.once(("convolutions", key), lambda: _fast_convolutions(job, batch, precision))
+    return _vmap(task, precision, fast), found
 
 
-def _vmap(task: Task, precision: str, convolutions: str | None = None) -> Gradients:
+def _vmap(task: Task, precision: str, convolutions: bool = False) -> Gradients:
     return VmapGradients(task.layout, task.pool, precision, task.rule, task.loss, convolutions)
 
 
-def _fast_convolutions(task: Task, batch: int, precision: str) -> bool:
+def _fast_convolutions(job: Job, batch: int, precision: str) -> bool:
     """Return whether Triton kernels compute a net's convolutions under `torch.vmap`."""
+    task, _ = job
     if not convolved(task.layout) or _no_kernels(task, batch):
         return False
-    made = VmapGradients(task.layout, task.pool, precision, loss=task.loss, convolutions=precision)
-    return not disagrees(made, batch)
+    return not disagrees(_vmap(task, precision, convolutions=True), batch, _first_inputs(job))
 
 
 def _triton(job: Job, batch: int, precision: str) -> Gradients | str:

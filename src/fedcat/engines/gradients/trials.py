@@ -84,7 +84,7 @@ def stack_size(gradients: Gradients, batch: int, exact: bool) -> StackSize:
     if not exact or gradients.independent:
         return StackSize()
     if gradients.layout.device.type == "cpu":
-        key = ("stack size", gradients.name, gradients.loss, batch, torch.get_num_threads())
+        key = ("stack size", gradients.pool.id, gradients.name, gradients.loss, batch, torch.get_num_threads())
         if not gradients.layout.once(key, lambda: _size_matters(gradients, batch)):
             return StackSize(least=2)
     return StackSize(FIXED, FIXED)
@@ -92,8 +92,8 @@ def stack_size(gradients: Gradients, batch: int, exact: bool) -> StackSize:
 
 def _size_matters(gradients: Gradients, batch: int) -> bool:
     """Return whether the bits of a row's gradient depend on the number of rows."""
-    tried = type(gradients) is VmapGradients
-    plain = VmapGradients(gradients.layout, gradients.pool, loss=gradients.loss) if tried else gradients
+    vmapped = type(gradients) is VmapGradients  # with a rule's own loss, the net is tried with the user's
+    plain = VmapGradients(gradients.layout, gradients.pool, loss=gradients.loss) if vmapped else gradients
     gradients.layout.net.train()
     step = trial_step(gradients, max(TRIED), batch)
     _, whole, _ = plain.of(step)

@@ -26,8 +26,8 @@ class VmapGradients(Gradients):
     ----------
     layout, pool, precision, rule, loss
         See `Gradients`.
-    convolutions : str, optional
-        The precision in which Triton kernels compute 2D convolutions; by default PyTorch does.
+    convolutions : bool
+        Whether Triton kernels compute 2D convolutions.
     """
 
     name = "torch.vmap"
@@ -39,11 +39,11 @@ class VmapGradients(Gradients):
         precision: str = "fp32",
         rule: LocalRule = PLAIN,
         loss: LossFunction = cross_entropy,
-        convolutions: str | None = None,
+        convolutions: bool = False,
     ) -> None:
         super().__init__(layout, pool, precision, rule, loss)
         self.convolutions = convolutions
-        if convolutions is not None:
+        if convolutions:
             self.name = "torch.vmap with Triton convolutions"
 
     def of(self, step: Step) -> Found:
@@ -72,11 +72,11 @@ class VmapGradients(Gradients):
             return self.rule.loss(net, Batch(x, y, mask, self.loss), LossInputs(**inputs)), net.buffers
 
     def _fast_convolutions(self) -> AbstractContextManager[Any]:
-        if self.convolutions is None:
+        if not self.convolutions:
             return nullcontext()
         from fedcat.engines.gradients.triton.conv2d import fast_conv2d
 
-        return fast_conv2d(self.convolutions)
+        return fast_conv2d(self.precision)
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:

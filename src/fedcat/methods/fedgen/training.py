@@ -26,6 +26,8 @@ from fedcat.methods.fedgen.generator import (
 )
 from fedcat.models.layout import Layout, Tensors
 
+KEPT = 2
+"""Captured trainings that are kept: runs that train in two halves have two."""
 TRIED = (2, 3, 7, 33)
 """Numbers of generators that are tried: some exceed a vector register, since kernels treat remainders differently."""
 
@@ -137,9 +139,10 @@ def _train(works: Sequence[GeneratorTraining]) -> list[GeneratorState]:
     first.layout.net.eval()
     with precision_context():
         stack = _Stack(works)
-        if first.rows.device.type == "cuda":
-            key = ("generators", first.target.generator, first.options, len(first.rows), len(works))
-            kept, graph = first.layout.once(key, lambda: _captured(_Stack(works)))
+        if first.rows.device.type == "cuda" and steps:
+            key = (first.target.generator, first.options, len(first.rows), len(works))
+            captured = first.layout.once("generators", lambda: _Captured())
+            kept, graph = captured.of(key, works)
             kept.load(stack)
             for _ in steps:
                 graph.replay()
@@ -150,9 +153,20 @@ def _train(works: Sequence[GeneratorTraining]) -> list[GeneratorState]:
     return stack.states([work.target for work in works])
 
 
-def _captured(stack: _Stack) -> tuple[_Stack, Any]:
-    """Return a stack, and its step at the counter on the device as a graph."""
-    return stack, capture(lambda: stack.step(None), stack.p.device)
+class _Captured:
+    """The stacks of a net's last trainings, each with its step at the counter on the device as a graph."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[_Stack, Any]] = {}
+
+    def of(self, key: Hashable, works: Sequence[GeneratorTraining]) -> tuple[_Stack, Any]:
+        """Return the stack and the graph of trainings with this key, whose memory is free to be loaded."""
+        if key not in self._kept:
+            while len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            stack = _Stack(works)
+            self._kept[key] = stack, capture(lambda: stack.step(None), stack.p.device)
+        return self._kept[key]
 
 
 class _Stack:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedcat.engines.gradients.triton import conv_kernels
-from fedcat.engines.gradients.triton.layers import MODES, pieces, power
+from fedcat.engines.gradients.triton.layers import MODES, launch, pieces, power
 from fedcat.engines.gradients.triton.tiles import (
     conv_forward_tile,
     conv_input_tile,
@@ -57,7 +58,7 @@ class fast_conv2d(TorchFunctionMode):
         sizes = [_side(value) for value in (stride, padding, dilation)]
         kernel, (step, edge, spread) = weight.shape[-1], sizes
         simple = step > 0 and 0 <= edge < kernel and spread == groups == 1 and weight.shape[-2] == kernel
-        if not simple or max(weight.shape[:2]) > MOST_CHANNELS or x.dtype != torch.float32:
+        if not simple or x.dim() != 4 or max(weight.shape[:2]) > MOST_CHANNELS or x.dtype != torch.float32:
             return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
         found: Tensor = _OneConv2d.apply(x, weight, bias, step, edge, self.mode)  # type: ignore[no-untyped-call]
         return found
@@ -105,11 +106,12 @@ class _StackedConv2d(Function):
         return conv.forward(image, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         image, weight = ctx.saved_tensors
         full = ctx.conv.spread(dy)
         dx = ctx.conv.input_gradient(full, weight) if ctx.needs_input_grad[0] else None
-        dw, db = ctx.conv.weight_gradient(image, full)
+        dw, db = ctx.conv.weight_gradient(image, full) if any(ctx.needs_input_grad[1:3]) else (None, None)
         return dx, dw, db if ctx.biased else None, None, None, None
 
 
@@ -137,7 +139,7 @@ class _Sizes:
 
     def _launch(self, kernel: Any, blocks: int, *tensors: Tensor, **sizes: Any) -> None:
         step, count, order = _first_step(self.rows, tensors[0].device)
-        kernel[blocks, self.rows](*tensors, step=step, count=count, order=order, ahead=0, **sizes)
+        launch(kernel, (blocks, self.rows), *tensors, step=step, count=count, order=order, ahead=0, **sizes)
 
     def image(self, x: Tensor) -> Tensor:
         """Return images as the kernels read them, [R, B, H, W, C]."""

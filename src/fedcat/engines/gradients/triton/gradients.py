@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 from fedcat.data.augment import Augment
 from fedcat.data.pool import Pool
@@ -23,6 +22,7 @@ from fedcat.engines.gradients.triton.layers import (
     Layer,
     MaxPoolLayer,
     NormLayer,
+    launch,
     pieces,
 )
 from fedcat.engines.gradients.triton.linear_layers import LinearLayer, LossLayer, TailLayer, tail_length
@@ -161,20 +161,10 @@ class Program(InPlace):
         )
 
     def launch(self, kernel: Any, blocks: int, *tensors: Tensor, **sizes: Any) -> None:
-        """Launch a kernel on the first `width` rows; add the arguments that all kernels take.
-
-        If a GPU has less shared memory than the tile needs, the loop gets fewer pipeline stages.
-        """
+        """Launch a kernel on the first `width` rows; add the arguments that all kernels take."""
         at = self.buffers
         state = {"step": at.step, "count": at.count, "order": at.order, "ahead": self.ahead}
-        while True:
-            try:
-                kernel[blocks, self.width](*tensors, **state, **sizes)
-                return
-            except OutOfResources:
-                if sizes.get("num_stages", 1) == 1:
-                    raise
-                sizes["num_stages"] -= 1
+        launch(kernel, (blocks, self.width), *tensors, **state, **sizes)
 
 
 def _affine(pool: Pool) -> tuple[Tensor, Tensor]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from fedcat.engines.gradients.chain import AvgPool, Conv, MaxPool, Norm, Spatial
 from fedcat.engines.gradients.triton import image_kernels
@@ -35,6 +36,18 @@ def merges(spec: Conv) -> bool:
 def pieces(size: int, block: int) -> int:
     """Return how many blocks cover `size`."""
     return -(-size // block)
+
+
+def launch(kernel: Any, grid: tuple[int, int], *tensors: Tensor, **sizes: Any) -> None:
+    """Launch a kernel; if a GPU has less shared memory than the tile needs, its loop gets fewer pipeline stages."""
+    while True:
+        try:
+            kernel[grid](*tensors, **sizes)
+            return
+        except OutOfResources:
+            if sizes.get("num_stages", 1) == 1:
+                raise
+            sizes["num_stages"] -= 1
 
 
 @dataclass(frozen=True, eq=False)
