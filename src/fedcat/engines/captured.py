@@ -12,12 +12,11 @@ import torch
 
 from fedcat.core.device import current_device
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import steps_of
 from fedcat.engines.gradients.base import Gradients
 from fedcat.engines.gradients.choose import captured_gradients
 from fedcat.engines.gradients.trials import stack_size
 from fedcat.engines.launch import Launch, Trained
-from fedcat.engines.step_graphs import StepGraphs
+from fedcat.engines.step_graphs import StepGraphs, room
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.task import Task
 
@@ -62,9 +61,8 @@ class CapturedLaunches:
     def _start(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Trained]:
         task = jobs[0][0]
         batch = max(task.padding for task in {task for task, _ in jobs})
-        draws = task.rule.own_loss or bool(task.augment)  # memory for every step, and for what hops bring
-        size_of = (jobs[0][1].brings, steps_of(*jobs[0]).bit_length()) if draws else ()
-        kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment, batch, size_of, *rules)
+        brings = jobs[0][1].brings if task.rule.own_loss else ()
+        kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment, batch, brings, *rules)
         gradients, why = captured_gradients(jobs[0], batch, self.precision)
         self._names[task.layout.id, task.loss_key] = f"{gradients.name}, captured: {why}" if why else gradients.name
         size = stack_size(gradients, batch, self.exact)
@@ -124,13 +122,14 @@ class CapturedLaunches:
 
         Free memory is measured each time: other processes may use the card as well.
         """
-        if kind not in self._row_bytes:
+        steps = room(launch) if launch.drawn[0] else 0  # random numbers take memory for every step
+        if (kind, steps) not in self._row_bytes:
             try:
-                self._row_bytes[kind] = self._measure(launch, gradients)
+                self._row_bytes[kind, steps] = self._measure(launch, gradients)
             except torch.OutOfMemoryError:
                 self._forget()
-                self._row_bytes[kind] = self._measure(launch, gradients)
-        row, rows = self._row_bytes[kind], max(len(launch.jobs), launch.size.least)
+                self._row_bytes[kind, steps] = self._measure(launch, gradients)
+        row, rows = self._row_bytes[kind, steps], max(len(launch.jobs), launch.size.least)
         while (fitting := int(min(LIMIT, SHARE * self._free(launch, hops) / row))) < rows and self._graphs:
             self._graphs.popitem(last=False)
         if fitting >= rows:

@@ -21,6 +21,8 @@ TOGETHER = 4
 """Steps per graph; a row that has taken its last step stays unchanged."""
 FIRST = 4 * TOGETHER
 """Steps whose batches are drawn before the device starts; later batches are drawn while it computes."""
+DRAWN = 2**28
+"""Bytes of random numbers up to which there is room for more steps than a launch needs."""
 INDEX = "(index)"
 """The name of batches among what is copied to the device."""
 SPARE = 8
@@ -31,14 +33,14 @@ def room(launch: Launch) -> int:
     """Return the number of steps to make room for, a power of two.
 
     It covers the longest hop that the federation could have, up to `SPARE` times what this launch needs, so that
-    all rounds use the same memory and graphs.
+    all rounds use the same memory and graphs; unless random numbers take too much memory for that.
     """
     needed = _power(int(launch.counts.max()))
-    if launch.task.rule.own_loss or launch.task.augment:  # random numbers take memory for every step
-        return needed
     kinds = {(hop.epochs, task.batch_size, task.federation.largest) for task, hop in launch.jobs}
     longest = max(epochs * -(-largest // size) for epochs, size, largest in kinds)
-    return max(needed, min(_power(longest), SPARE * needed))
+    wanted = max(needed, min(_power(longest), SPARE * needed))
+    of_a_step = sum(values[0].nbytes for values in launch.drawn[0].values())
+    return wanted if len(launch.jobs) * wanted * of_a_step <= DRAWN else needed
 
 
 def _power(steps: int) -> int:

@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 from fedcat.engines.gradients.triton import conv_kernels
 from fedcat.engines.gradients.triton.layers import MODES, launch, pieces, power
 from fedcat.engines.gradients.triton.tiles import (
+    conv2d_weight_tile,
     conv_forward_tile,
     conv_input_tile,
     conv_split,
-    conv_weight_tile,
     fold_block,
 )
 
@@ -188,7 +188,7 @@ class _Sizes:
         samples = conv_split(self.lines * self.units, self.places[0] * self.places[1])
         splits = pieces(self.batch, samples)
         part = full.new_empty(self.rows, splits, self.units * (self.lines + 1))
-        tile = conv_weight_tile(self.mode, self.units, merged=False, dense=True)
+        tile = conv2d_weight_tile()
         self._launch(
             conv_kernels.conv_weight_gradient,
             (pieces(self.lines, tile["BK"]) + 1) * splits,

@@ -41,7 +41,11 @@ def conv_weight_tile(mode: str, columns: int, merged: bool, dense: bool) -> Tile
     `merged`: the positions of pooling windows are columns; `dense`: the gradient at every position is given.
     """
     if dense:
-        return _tile(stages=3 if mode == "bf16" else 2, BM=64, BK=64)
+        return {
+            "bf16": _tile(stages=3, BM=64, BK=64),
+            "tf32": _tile(BM=32, BK=64),
+            "ieee": _tile(stages=3, BM=16, BK=64),
+        }[mode]
     if mode == "ieee":
         return _tile(BM=32, BK=32 if columns >= WIDE else 64)
     if not merged:
@@ -49,6 +53,11 @@ def conv_weight_tile(mode: str, columns: int, merged: bool, dense: bool) -> Tile
     if mode == "bf16":
         return _tile(BM=64, BK=128 if columns == WIDE else 64)
     return _tile(BM=64 if columns == WIDE else 32, BK=64)
+
+
+def conv2d_weight_tile() -> Tile:
+    """Return the tile of the same gradient in nets that are not chains, whose convolutions have fewer channels."""
+    return _tile(BM=64, BK=64)
 
 
 def conv_split(size: int, places: int) -> int:
