@@ -117,9 +117,9 @@ def test_the_distance_matrix_against_a_slow_loop_also_when_clients_come_again(si
 
 def test_distances_are_the_same_in_pieces(monkeypatch):
     rows = [torch.from_numpy(row) for row in np.random.default_rng(0).normal(size=(10, 6))]
-    whole = distances(torch.stack(rows[:3]), rows, "cosine")
+    whole = distances(torch.stack(rows[:3]), torch.stack(rows), "cosine")
     monkeypatch.setattr("fedcat.methods.selection.clustered.CHUNK", 12)
-    assert np.allclose(distances(torch.stack(rows[:3]), rows, "cosine"), whole, atol=1e-14)
+    assert np.allclose(distances(torch.stack(rows[:3]), torch.stack(rows), "cosine"), whole, atol=1e-14)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)

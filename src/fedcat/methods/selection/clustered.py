@@ -25,6 +25,8 @@ CHUNK = 2**25
 
 FINE = 500
 """Up to this many rows, distances are computed from differences; beyond, from matrix products, which are faster."""
+PARTS = 128
+"""Parts of a row that a GPU multiplies at the same time."""
 MOST = 20_000
 """The largest number of clients; clustering more in every round is refused."""
 
@@ -56,30 +58,41 @@ class ClusteredSelector:
                 f"got {len(samples):,}"
             )
         self.seed, self.samples, self.k, self.similarity = seed, samples.astype(np.int64), k, similarity
-        self._changes: dict[int, Tensor] = {}
+        self._places: dict[int, int] = {}  # of clients among those that took part
+        self._changes = torch.zeros(0, 0)  # their updates, with room for more
         self._distances: Floats = np.zeros((0, 0))
         self._sizes: Floats = np.zeros(0)
 
     def __len__(self) -> int:
         """Return the number of clients that have taken part."""
-        return len(self._changes)
+        return len(self._places)
 
     def learn(self, changes: Mapping[int, Tensor]) -> None:
         """Store the clients' updates of the parameters, [P] each, and recompute all distances to them."""
         if not changes:
             return
-        self._changes.update({client: change.clone() for client, change in changes.items()})
-        index = {client: position for position, client in enumerate(self._changes)}
-        updated = [index[client] for client in changes]
-        rows = torch.stack(list(changes.values()))
-        found = distances(rows, list(self._changes.values()), self.similarity)
+        updated = [self._places.setdefault(client, len(self._places)) for client in changes]
+        rows, count = torch.stack(list(changes.values())), len(self._places)
+        self._store(rows, updated)
+        others = torch.cat([self._changes[:count], torch.zeros_like(rows[:1])])  # the last is who has not taken part
+        found = distances(rows, others, self.similarity)
+        found, sizes = found[:, :count], found[:, count]
         found[np.arange(len(updated)), updated] = 0.0
         found[:, updated] = np.maximum(found[:, updated], found[:, updated].T)
-        fresh = len(index) - len(self._sizes)
+        fresh = count - len(self._sizes)
         if fresh:
             self._distances, self._sizes = np.pad(self._distances, (0, fresh)), np.pad(self._sizes, (0, fresh))
         self._distances[updated, :], self._distances[:, updated] = found, found.T
-        self._sizes[updated] = distances(rows, [torch.zeros_like(rows[0])], self.similarity)[:, 0]
+        self._sizes[updated] = sizes
+
+    def _store(self, rows: Tensor, places: list[int]) -> None:
+        """Keep updates at their places; make room for twice as many if there is none."""
+        if len(self._places) > len(self._changes):
+            room = min(len(self.samples), max(16, 2 * len(self._places)))
+            wider = rows.new_zeros(room, rows.shape[1])
+            wider[: len(self._changes)] = self._changes if len(self._changes) else 0.0
+            self._changes = wider
+        self._changes[torch.tensor(places, device=rows.device)] = rows
 
     def matrix(self) -> Floats:
         """Return the distances between all clients, [N, N]."""
@@ -88,8 +101,8 @@ class ClusteredSelector:
 
     def _positions(self) -> Ints:
         """Return each client's position among those that took part; all others share the position after the last."""
-        position = np.full(len(self.samples), len(self._changes))
-        position[list(self._changes)] = np.arange(len(self._changes))
+        position = np.full(len(self.samples), len(self._places))
+        position[list(self._places)] = np.arange(len(self._places))
         return position
 
     def _bordered(self) -> Floats:
@@ -109,7 +122,7 @@ class ClusteredSelector:
         count = len(self.samples)
         if count == 1:
             return np.zeros((0, 2), np.int64)
-        weights = np.append(np.ones(len(self._changes)), np.sqrt(count - len(self._changes)))
+        weights = np.append(np.ones(len(self._places)), np.sqrt(count - len(self._places)))
         rows = torch.from_numpy(self._bordered() * weights)
         mode = "use_mm" if len(rows) > FINE else "donot_use_mm"
         apart = torch.cdist(rows, rows, compute_mode=f"{mode}_for_euclid_dist").numpy()
@@ -135,20 +148,21 @@ class ClusteredSelector:
     def state(self) -> dict[str, Any]:
         """Return the updates of the clients that took part, and their distances."""
         return {
-            "clients": list(self._changes),
-            "changes": list(self._changes.values()),
+            "clients": list(self._places),
+            "changes": list(self._changes[: len(self._places)].clone()),
             "distances": self._distances.copy(),
             "sizes": self._sizes.copy(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
-        self._changes = dict(zip(state["clients"], state["changes"], strict=True))
+        self._places = {client: place for place, client in enumerate(state["clients"])}
+        self._changes = torch.stack(list(state["changes"])) if state["changes"] else torch.zeros(0, 0)
         self._distances, self._sizes = np.array(state["distances"]), np.array(state["sizes"])
 
 
-def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:
-    """Return the distances [R, len(others)] between rows [R, P] and other rows, in float64.
+def distances(rows: Tensor, others: Tensor, similarity: str) -> Floats:
+    """Return the distances [R, N] between rows [R, P] and other rows [N, P], in float64.
 
     For ``cosine`` the distance is the angle, which is 0 if either row is zero.
     """
@@ -156,17 +170,27 @@ def distances(rows: Tensor, others: list[Tensor], similarity: str) -> Floats:
     parts = []
     step = max(1, CHUNK // rows.shape[1])
     for begin in range(0, len(others), step):
-        some = torch.stack(others[begin : begin + step]).double()
+        some = others[begin : begin + step].double()
         if similarity == "L1":
             parts.append(torch.cdist(rows, some, p=1.0))
         elif similarity == "L2":
             parts.append(torch.cdist(rows, some, compute_mode="donot_use_mm_for_euclid_dist"))
         else:
             norms = rows.norm(dim=1)[:, None] * some.norm(dim=1)
-            cosine = torch.where(norms > 0, rows @ some.T / norms, 1.0)
+            cosine = torch.where(norms > 0, _products(rows, some) / norms, 1.0)
             parts.append(torch.arccos(cosine.clamp(-1.0, 1.0)))
     found: Floats = torch.cat(parts, 1).cpu().numpy()
     return found
+
+
+def _products(rows: Tensor, others: Tensor) -> Tensor:
+    """Return rows @ others.T; on a GPU in parts of the long dimension, or a single processor would do the work."""
+    size = rows.shape[1]
+    if rows.device.type != "cuda" or size < 2 * PARTS:
+        return rows @ others.T
+    whole = size - size % PARTS
+    a, b = (t[:, :whole].view(len(t), PARTS, -1).transpose(0, 1) for t in (rows, others))
+    return torch.bmm(a, b.mT).sum(0) + rows[:, whole:] @ others[:, whole:].T
 
 
 def cut(tree: Ints, weights: Ints, most: int) -> list[Ints]:
