@@ -89,9 +89,9 @@ def _by_client(job: Evaluation, outputs: Tensor, targets: Tensor) -> ClientScore
 
 def _outputs(jobs: Sequence[Evaluation]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Yield the outputs and targets of each distinct row and set, with the positions of the jobs that need them."""
-    groups: dict[tuple[Layout, EvaluationSet, bool], dict[int, list[int]]] = {}
+    groups: dict[tuple[Layout, EvaluationSet, bool], dict[Tensor, list[int]]] = {}  # a tensor is equal to itself only
     for position, job in enumerate(jobs):
-        groups.setdefault((job.layout, job.on, job.together), {}).setdefault(id(job.row), []).append(position)
+        groups.setdefault((job.layout, job.on, job.together), {}).setdefault(job.row, []).append(position)
     for (layout, on, together), places in groups.items():
         rows = [jobs[positions[0]].row for positions in places.values()]
         targets = on.targets(layout.dtype)

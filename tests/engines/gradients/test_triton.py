@@ -91,7 +91,7 @@ NETS_TRIED = {
     "overlapping averages": averaged_with_overlap,
     "stride": strided,
     "stride and pooling": strided_and_pooled,
-    "digits": digits_net,
+    **({"digits": digits_net} if DEVICE == "cuda" else {}),  # Triton's interpreter takes long for it
     "windows apart": pooled_apart,
     "overlapping pools, norms, crop": overlapping,
     "no bias": unbiased,
@@ -177,7 +177,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_room():
 
 
 def test_only_the_first_rows_in_order_are_trained():
-    layout = layout_of(digits_net(), torch.float32, DEVICE)
+    layout = layout_of(odd(), torch.float32, DEVICE)
     pool = stored("bytes").to(layout.device)
     rows = launch(layout, pool, 3, [1, 2, 2])
     before = rows.p.clone()
