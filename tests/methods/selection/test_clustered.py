@@ -13,7 +13,7 @@ from fedcat.core.errors import SettingError
 from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context
 from fedcat.methods.clusamp import CluSamp
-from fedcat.methods.selection.clustered import ClusteredSelector, cut, distances, fill
+from fedcat.methods.selection.clustered import ClusteredSelector, cut, distances, fill, products_in_parts
 
 SIMILARITIES = ("cosine", "L1", "L2")
 
@@ -113,6 +113,13 @@ def test_the_distance_matrix_against_a_slow_loop_also_when_clients_come_again(si
         assert np.allclose(selector.matrix(), wanted, atol=1e-7)
     assert np.array_equal(selector.matrix(), selector.matrix().T)
     assert len(selector) == 5
+
+
+@pytest.mark.parametrize("size", [5, 128, 300])
+def test_products_in_parts_are_products(size):
+    generator = torch.Generator().manual_seed(0)
+    rows, others = (torch.randn(n, size, generator=generator, dtype=torch.float64) for n in (3, 7))
+    assert torch.allclose(products_in_parts(rows, others), rows @ others.T, rtol=1e-12)
 
 
 def test_distances_are_the_same_in_pieces(monkeypatch):

@@ -177,19 +177,17 @@ def distances(rows: Tensor, others: Tensor, similarity: str) -> Floats:
             parts.append(torch.cdist(rows, some, compute_mode="donot_use_mm_for_euclid_dist"))
         else:
             norms = rows.norm(dim=1)[:, None] * some.norm(dim=1)
-            cosine = torch.where(norms > 0, _products(rows, some) / norms, 1.0)
+            products = products_in_parts(rows, some) if rows.device.type == "cuda" else rows @ some.T
+            cosine = torch.where(norms > 0, products / norms, 1.0)
             parts.append(torch.arccos(cosine.clamp(-1.0, 1.0)))
     found: Floats = torch.cat(parts, 1).cpu().numpy()
     return found
 
 
-def _products(rows: Tensor, others: Tensor) -> Tensor:
-    """Return rows @ others.T; on a GPU in parts of the long dimension, or a single processor would do the work."""
-    size = rows.shape[1]
-    if rows.device.type != "cuda" or size < 2 * PARTS:
-        return rows @ others.T
-    whole = size - size % PARTS
-    a, b = (t[:, :whole].view(len(t), PARTS, -1).transpose(0, 1) for t in (rows, others))
+def products_in_parts(rows: Tensor, others: Tensor) -> Tensor:
+    """Return rows @ others.T, summed over parts of the long dimension: a GPU does them at the same time."""
+    whole = rows.shape[1] - rows.shape[1] % PARTS
+    a, b = (t[:, :whole].reshape(len(t), PARTS, -1).transpose(0, 1) for t in (rows, others))
     return torch.bmm(a, b.mT).sum(0) + rows[:, whole:] @ others[:, whole:].T
 
 
