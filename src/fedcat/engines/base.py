@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 
 Job = tuple[Task, Hop]
-
-
-def timed(train: Callable[[], list[Reply]]) -> list[Reply]:
-    """Train a launch and return its replies with their seconds, shared by steps."""
-    begin = time.perf_counter()
-    replies = train()
-    share = (time.perf_counter() - begin) / max(1, sum(reply.steps for reply in replies))
-    return [replace(reply, seconds=share * reply.steps) for reply in replies]
 
 
 class Engine:

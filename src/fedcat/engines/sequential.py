@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from fedcat.core.precision import bf16_autocast, precision_context
 from fedcat.core.rng import Purpose, random_stream, torch_seed
-from fedcat.engines.base import Engine, Job, timed
+from fedcat.engines.base import Engine, Job
 from fedcat.engines.batch_order import augment_numbers, batches, drawn_by, local_of, reported_by
 from fedcat.models.traits import channels_last, convolved, traits
 from fedcat.protocol.hop import Hop
@@ -27,15 +28,12 @@ class SequentialEngine(Engine):
     def train(self, jobs: Sequence[Job]) -> list[Reply]:
         """Train the hops in order."""
         with precision_context(self.precision):
-            return [reply for job in jobs for reply in timed(partial(self._train, *job))]
-
-    def _train(self, task: Task, hop: Hop) -> list[Reply]:
-        return [train_one(task, hop, self.precision)]
+            return [train_one(task, hop, self.precision) for task, hop in jobs]
 
 
 def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
     """Train one hop."""
-    layout = task.layout
+    begin, layout = time.perf_counter(), task.layout
     index, lengths = batches(task, hop)
     where = torch.from_numpy(index).to(hop.start.device)
     drawn = drawn_by((task, hop), len(index)) if task.rule.own_loss else {}
@@ -54,7 +52,8 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
                 x = task.augment(x, numbers[step, :length].to(x.device))
             batch = Batch(local.lay(x), y, None, task.loss)
             total += local.step(batch, {n: t[step] for n, t in drawn.items()})
-    return local.reply(len(lengths), float(total) / len(lengths))
+    reply = local.reply(len(lengths), float(total) / len(lengths))
+    return replace(reply, seconds=time.perf_counter() - begin)
 
 
 class _Local:
