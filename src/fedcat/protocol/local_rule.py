@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -49,7 +50,13 @@ class Batch:
         """Return the mean of one value per sample, over the real samples only."""
         if self.mask is None:
             return values.mean()
-        return (values * self.mask).sum() / self.mask.sum()
+        return (values * self.mask).sum() / self._real
+
+    @cached_property
+    def _real(self) -> Tensor:
+        """The number of real samples, counted once for all means of a loss."""
+        assert self.mask is not None
+        return self.mask.sum()
 
 
 class ReadOnly(Mapping[str, Tensor]):
