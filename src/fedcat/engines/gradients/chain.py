@@ -35,8 +35,8 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class MaxPool:
-    """Max pooling with windows that may overlap."""
+class _Pool:
+    """Pooling with windows that may overlap."""
 
     inputs: tuple[int, int, int]
     outputs: tuple[int, int, int]
@@ -45,15 +45,12 @@ class MaxPool:
     padding: int
 
 
-@dataclass(frozen=True)
-class AvgPool:
-    """Average pooling with windows that may overlap; zeros of the padding count."""
+class MaxPool(_Pool):
+    """Max pooling."""
 
-    inputs: tuple[int, int, int]
-    outputs: tuple[int, int, int]
-    kernel: int
-    stride: int
-    padding: int
+
+class AvgPool(_Pool):
+    """Average pooling; zeros of the padding count."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedcat.engines.gradients.chain import Chain, chain_of
 from fedcat.engines.gradients.manual import manual_gradients
 from fedcat.engines.gradients.outputs_loss import OutputsLoss, SeesMore
 from fedcat.engines.gradients.trials import disagrees
-from fedcat.engines.gradients.vmap import VmapGradients
+from fedcat.engines.gradients.vmap import VmapConvGradients, VmapGradients
 from fedcat.models.traits import convolved
 from fedcat.protocol.task import Task, stack
 
@@ -37,11 +37,11 @@ def captured_gradients(job: Job, batch: int, precision: str) -> tuple[Gradients,
     if not isinstance(found, str):
         return found, ""
     fast = task.layout.once(("convolutions", key), lambda: _fast_convolutions(job, batch, precision))
-    return _vmap(task, precision, fast), found
+    return _vmap(task, precision, VmapConvGradients if fast else VmapGradients), found
 
 
-def _vmap(task: Task, precision: str, convolutions: bool = False) -> Gradients:
-    return VmapGradients(task.layout, task.pool, precision, task.rule, task.loss, convolutions)
+def _vmap(task: Task, precision: str, kind: type[VmapGradients] = VmapGradients) -> Gradients:
+    return kind(task.layout, task.pool, precision, task.rule, task.loss)
 
 
 def _fast_convolutions(job: Job, batch: int, precision: str) -> bool:
@@ -49,7 +49,7 @@ def _fast_convolutions(job: Job, batch: int, precision: str) -> bool:
     task, _ = job
     if not convolved(task.layout) or _no_kernels(task, batch):
         return False
-    return not disagrees(_vmap(task, precision, convolutions=True), batch, _first_inputs(job))
+    return not disagrees(_vmap(task, precision, VmapConvGradients), batch, _first_inputs(job))
 
 
 def _triton(job: Job, batch: int, precision: str) -> Gradients | str:

@@ -11,40 +11,16 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcat.core.precision import plain_attention
-from fedcat.data.pool import Pool
-from fedcat.engines.gradients.base import PLAIN, Found, Gradients, Inputs, Step, no_inputs
+from fedcat.engines.gradients.base import Found, Gradients, Inputs, Step, no_inputs
 from fedcat.models.batch_norm import masked_batch_norm
-from fedcat.models.layout import Layout, Tensors
-from fedcat.models.losses import LossFunction, cross_entropy
-from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, unchanged
+from fedcat.models.layout import Tensors
+from fedcat.protocol.local_rule import Batch, LossInputs, unchanged
 
 
 class VmapGradients(Gradients):
-    """The loss of all rows under `torch.vmap`; batch normalization leaves out padded samples.
-
-    Parameters
-    ----------
-    layout, pool, precision, rule, loss
-        See `Gradients`.
-    convolutions : bool
-        Whether Triton kernels compute 2D convolutions.
-    """
+    """The loss of all rows under `torch.vmap`; batch normalization leaves out padded samples."""
 
     name = "torch.vmap"
-
-    def __init__(
-        self,
-        layout: Layout,
-        pool: Pool,
-        precision: str = "fp32",
-        rule: LocalRule = PLAIN,
-        loss: LossFunction = cross_entropy,
-        convolutions: bool = False,
-    ) -> None:
-        super().__init__(layout, pool, precision, rule, loss)
-        self.convolutions = convolutions
-        if convolutions:
-            self.name = "torch.vmap with Triton convolutions"
 
     def of(self, step: Step) -> Found:
         """Return losses, gradients and new buffers."""
@@ -68,12 +44,20 @@ class VmapGradients(Gradients):
         self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor | None, inputs: Inputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        with masked_batch_norm(mask), self._fast_convolutions():
+        with masked_batch_norm(mask), self._convolutions():
             return self.rule.loss(net, Batch(x, y, mask, self.loss), LossInputs(**inputs)), net.buffers
 
-    def _fast_convolutions(self) -> AbstractContextManager[Any]:
-        if not self.convolutions:
-            return nullcontext()
+    def _convolutions(self) -> AbstractContextManager[Any]:
+        """Return a context in which 2D convolutions are computed: PyTorch's own."""
+        return nullcontext()
+
+
+class VmapConvGradients(VmapGradients):
+    """The same with 2D convolutions in Triton kernels."""
+
+    name = "torch.vmap with Triton convolutions"
+
+    def _convolutions(self) -> AbstractContextManager[Any]:
         from fedcat.engines.gradients.triton.conv2d import fast_conv2d
 
         return fast_conv2d(self.precision)

@@ -146,32 +146,10 @@ class GatherLayer(Layer):
         """Do nothing: the gradient of samples is not needed."""
 
 
-class MaxPoolLayer(Layer):
-    def __init__(self, program: Program, spec: MaxPool, before: Layer, after: Spatial | None) -> None:
-        super().__init__(program, before)
-        self._make(spec.outputs, after)
-        self.arg = program.image(spec.outputs, 0, flat=after is None, dtype=torch.int8)
-        channels, height, width = spec.inputs
-        self.reach = pieces(spec.kernel, spec.stride)
-        self.sizes = {"B": program.batch, "C": channels, "H": height, "W": width, "PH": spec.outputs[1]}
-        self.sizes |= {"PW": spec.outputs[2], "KS": spec.kernel, "STRIDE": spec.stride, "PAD": spec.padding}
-        self.sizes |= self.dout.strides("D")
+class _PoolLayer(Layer):
+    """Pooling: what both kinds have in common."""
 
-    def forward(self) -> None:
-        blocks = pieces(self.program.batch * prod(self.out.shape), 1024)
-        tensors = (self.before.out.data, self.out.data, self.arg.data)
-        self.program.launch(
-            image_kernels.pool_forward, blocks, *tensors, **self.sizes, **self.out.sizes("O"), BLOCK=1024
-        )
-
-    def backward(self) -> None:
-        blocks = pieces(self.program.batch * prod(self.before.out.shape), 1024)
-        tensors = (self.dout.data, self.arg.data, self.before.dout.data)
-        self.program.launch(image_kernels.pool_backward, blocks, *tensors, **self.sizes, REACH=self.reach, BLOCK=1024)
-
-
-class AvgPoolLayer(Layer):
-    def __init__(self, program: Program, spec: AvgPool, before: Layer, after: Spatial | None) -> None:
+    def __init__(self, program: Program, spec: MaxPool | AvgPool, before: Layer, after: Spatial | None) -> None:
         super().__init__(program, before)
         self._make(spec.outputs, after)
         channels, height, width = spec.inputs
@@ -179,17 +157,35 @@ class AvgPoolLayer(Layer):
         self.sizes = {"B": program.batch, "C": channels, "H": height, "W": width, "PH": spec.outputs[1]}
         self.sizes |= {"PW": spec.outputs[2], "KS": spec.kernel, "STRIDE": spec.stride, "PAD": spec.padding}
 
-    def forward(self) -> None:
+    def _forward(self, kernel: Any, *tensors: Tensor, **more: int) -> None:
         blocks = pieces(self.program.batch * prod(self.out.shape), 1024)
-        tensors = (self.before.out.data, self.out.data)
-        sizes = {**self.sizes, **self.out.sizes("O")}
-        self.program.launch(image_kernels.average_forward, blocks, *tensors, **sizes, BLOCK=1024)
+        self.program.launch(kernel, blocks, *tensors, **self.sizes, **self.out.sizes("O"), **more, BLOCK=1024)
 
-    def backward(self) -> None:
+    def _backward(self, kernel: Any, *tensors: Tensor) -> None:
         blocks = pieces(self.program.batch * prod(self.before.out.shape), 1024)
-        tensors = (self.dout.data, self.before.dout.data)
         sizes = {**self.sizes, **self.dout.strides("D"), "REACH": self.reach}
-        self.program.launch(image_kernels.average_backward, blocks, *tensors, **sizes, BLOCK=1024)
+        self.program.launch(kernel, blocks, *tensors, **sizes, BLOCK=1024)
+
+
+class MaxPoolLayer(_PoolLayer):
+    def __init__(self, program: Program, spec: MaxPool, before: Layer, after: Spatial | None) -> None:
+        super().__init__(program, spec, before, after)
+        self.arg = program.image(spec.outputs, 0, flat=after is None, dtype=torch.int8)
+
+    def forward(self) -> None:
+        tensors = (self.before.out.data, self.out.data, self.arg.data)
+        self._forward(image_kernels.pool_forward, *tensors, **self.dout.strides("D"))
+
+    def backward(self) -> None:
+        self._backward(image_kernels.pool_backward, self.dout.data, self.arg.data, self.before.dout.data)
+
+
+class AvgPoolLayer(_PoolLayer):
+    def forward(self) -> None:
+        self._forward(image_kernels.average_forward, self.before.out.data, self.out.data)
+
+    def backward(self) -> None:
+        self._backward(image_kernels.average_backward, self.dout.data, self.before.dout.data)
 
 
 class NormLayer(Layer):
