@@ -103,6 +103,7 @@ def measure(case: dict[str, Any], words: argparse.Namespace, data: dict[str, Any
         data[net] = work.dataset()
     settings = {"method": case["method"], "precision": case["precision"], "device": str(words.device)}
     settings |= {"alpha": None, "partition": "iid"} if host else {}
+    settings |= {"evaluate_every": 1} if words.evaluate else {}
     runs = work.runs(case["runs"], data[net], **settings)
     driver = Driver(runs)
     if not case.get("replay", True):
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--parts", type=int, default=4, help="parts in which the rounds are timed")
+    parser.add_argument("--evaluate", action="store_true", help="evaluate after every round, on 1,000 images")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds per case")
     parser.add_argument("--device", default="auto", type=find_device)
     parser.add_argument("--json", type=Path)

@@ -8,26 +8,29 @@ from typing import Any
 
 import torch
 
-from fedcat.core.device import current_device
+from fedcat.core.device import current_device, stream_for
 
 
 def capture(work: Callable[[], object], device: torch.device, pool: Any = None) -> Any:
     """Return a CUDA graph of `work`, which is run once before, to compile kernels and allocate workspaces.
 
     `work` must read and write memory that stays where it is. Graphs that share a `pool` share their temporary memory.
+    Libraries keep a workspace per stream, so graphs that are captured on one stream must not run at the same time. The
+    default stream cannot be captured; another one stands in for it.
     """
     with current_device(device):
-        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        stream = torch.cuda.current_stream()
+        if stream == torch.cuda.default_stream():
+            stream = stream_for("captures", device)
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(stream):
             work()
-        torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
         gc.disable()  # an old graph that is collected during a capture makes it fail
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 work()
         finally:
             if collects:

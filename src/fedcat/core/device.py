@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ def find_device(name: str) -> torch.device:
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which a GPU is the current one: streams, graphs and kernels go there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def stream_for(work: str, device: torch.device) -> Any:
+    """Return the stream of a GPU on which one kind of work runs."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def on_device(values: Sequence[Any], like: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ import gc
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from fedcat.core.device import current_device
+from fedcat.core.device import current_device, stream_for
 from fedcat.engines.base import Job
 from fedcat.engines.gradients.base import Gradients
 from fedcat.engines.gradients.choose import captured_gradients
@@ -55,7 +56,7 @@ class CapturedLaunches:
 
         `rules` are those of the hops, in an order that is the same in every round: memory and graphs depend on it.
         """
-        with current_device(jobs[0][1].start.device):
+        with training_stream(jobs[0][1].start.device):
             return self._start(jobs, rules)
 
     def _start(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Trained]:
@@ -173,3 +174,20 @@ class CapturedLaunches:
                 f"that can be trained at a time, take about {(used + rows * row / SHARE) / 1e9:.3g} GB",
                 stacklevel=2,
             )
+
+
+@contextmanager
+def training_stream(device: torch.device) -> Iterator[None]:
+    """Work on the stream of training, after all that was started before: the server's work goes on beside it.
+
+    Memory of the two streams needs no other care. What training reads is kept by its `Launch` until the host has waited
+    for the end; what it made is overwritten only by training that starts later, hence after those who read it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with current_device(device):
+        stream = stream_for("training", device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
