@@ -123,6 +123,19 @@ def test_gradients_that_differ_are_not_used(monkeypatch):
     assert manual_gradients(layout, pool, 10) is None
 
 
+def test_one_window_whose_winner_differs_does_not_count(monkeypatch):
+    gradients, calls = ManualGradients.gradients, []
+
+    def wrong_once(self, *given):
+        calls.append(1)
+        losses, g = gradients(self, *given)
+        return losses, g * (1.1 if len(calls) == 1 else 1.0)
+
+    monkeypatch.setattr(ManualGradients, "gradients", wrong_once)
+    assert manual_gradients(layout_of(digits_net()), pool_of(), 10) is not None
+    assert len(calls) == 2
+
+
 def test_exact_bits_do_not_depend_on_what_is_beside():
     layout, fed = layout_of(digits_net(), torch.float32), federation([8] * 9)
     rows = []
