@@ -59,6 +59,30 @@ def test_methods_with_different_rules_share_a_launch(captured, monkeypatch):
         assert apart(sim.method.row, alone.method.row) < 1e-10
 
 
+class Uploads(LocalRule):
+    """Uploads the first parameter's logarithm, the number of steps, a flag and nothing."""
+
+    def finish(self, start, end, steps, lr, momentum, sent, memory):
+        first = end[:, :1]
+        return {"log": first.log(), "steps": steps.long(), "flag": first > 0, "none": end[:, :0]}, {"kept": first}
+
+
+@pytest.mark.parametrize("way", ["eager", "captured"])
+def test_replies_say_whether_all_numbers_are_finite(way, request):
+    if way == "captured":
+        request.getfixturevalue("captured")
+    sim = simulate(FedAvg, federation(SIZES), layout_of(small_net(), torch.float64, DEVICE), "stacked", k=5)
+    task = replace(sim.task, rule=Uploads(), run="uploads")
+    (_, hop), *_ = sim.plan()
+    starts = [hop.start.clone() for _ in range(5)]
+    for start, first in zip(starts[:2], (1.0, -1.0), strict=True):
+        start[0] = first
+    starts[2][1], starts[3][-1], starts[4][0] = torch.nan, torch.inf, 2.0
+    jobs = [(task, replace(hop, copy=i, start=s, lr=0.0)) for i, s in enumerate(starts)]
+    replies = sim.engine.train(jobs)
+    assert [reply.finite for reply in replies] == [True, False, False, False, True]
+
+
 def test_many_runs_train_as_two_halves_that_take_turns(captured, monkeypatch):
     """Each half has the same memory, and gives what its runs give alone."""
     monkeypatch.setattr("fedcat.engines.stacked.HALVED", 6)

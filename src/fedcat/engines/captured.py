@@ -46,6 +46,7 @@ class CapturedLaunches:
         self._row_bytes: dict[Hashable, float] = {}
         self._most: dict[Hashable, int] = {}
         self._names: dict[Hashable, str] = {}
+        self._devices: set[torch.device] = set()
 
     def takes(self, task: Task) -> bool:
         """Return whether steps of a task are captured: on a GPU."""
@@ -56,8 +57,16 @@ class CapturedLaunches:
 
         `rules` are those of the hops, in an order that is the same in every round: memory and graphs depend on it.
         """
-        with training_stream(jobs[0][1].start.device):
+        device = jobs[0][1].start.device
+        self._devices.add(device)
+        with training_stream(device):
             return self._start(jobs, rules)
+
+    def wait(self) -> None:
+        """Wait until all launches are trained."""
+        for device in self._devices:
+            if device.type == "cuda":
+                stream_for("training", device).synchronize()
 
     def _start(self, jobs: list[Job], rules: Sequence[LocalRule]) -> list[Trained]:
         task = jobs[0][0]
@@ -147,6 +156,7 @@ class CapturedLaunches:
             return 1.0
         few = [rows.jobs[0] for rows in launch.rule_rows]
         small = Launch(few, [rows.rule for rows in launch.rule_rows], launch.size, launch.batch)
+        StepGraphs(small, gradients, launch.size.least).rest()  # allocates what does not grow with the rows
         before = torch.cuda.memory_allocated(launch.device)
         torch.cuda.reset_peak_memory_stats(launch.device)
         graphs = StepGraphs(small, gradients, launch.size.least)
@@ -181,7 +191,8 @@ def training_stream(device: torch.device) -> Iterator[None]:
     """Work on the stream of training, after all that was started before: the server's work goes on beside it.
 
     Memory of the two streams needs no other care. What training reads is kept by its `Launch` until the host has waited
-    for the end; what it made is overwritten only by training that starts later, hence after those who read it.
+    for the end, or for all of training (`wait`). What training made is overwritten only by training that starts later,
+    hence after those who read it.
     """
     if device.type != "cuda":
         yield

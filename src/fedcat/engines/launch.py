@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -112,7 +113,8 @@ class Launch:
             return list(threads.map(self._drawn, self.jobs, self.counts.tolist()))
 
     def _drawn(self, job: Job, count: int) -> dict[str, Tensor]:
-        drawn = dict(drawn_by(job, count)) if self.task.rule.own_loss else {}
+        drawn = drawn_by(job, count) if self.task.rule.own_loss else {}
+        drawn = {name: values.cpu() for name, values in drawn.items()}  # this thread has another stream than training
         numbers = augment_numbers(job, count, self.batch)
         return drawn if numbers is None else {**drawn, AUGMENT: numbers}
 
@@ -131,8 +133,8 @@ class Trained:
     def __init__(self, launch: Launch, ends: Tensor, losses: Tensor) -> None:
         self.launch, self.ends = launch, ends
         self.finished = [rows.finish(ends) for rows in launch.rule_rows]
-        finite = torch.cat([part.finite for part in self.finished])
-        numbers = torch.stack([losses.double(), finite.double()])
+        largest = torch.cat([part.largest for part in self.finished])
+        numbers = torch.stack([losses.double(), largest.double()])
         here = torch.empty(numbers.shape, dtype=torch.float64, pin_memory=ends.device.type == "cuda")
         self._numbers = here.copy_(numbers, non_blocking=True)
         self.end = _now(ends.device)
@@ -141,8 +143,8 @@ class Trained:
         """Return the replies in the order in which the jobs were given."""
         launch = self.launch
         step = _seconds(launch.begin, self.end) / int(launch.counts.sum())
-        losses, finite = self._numbers.tolist()
-        given = (losses, [bool(sound) for sound in finite], step)
+        losses, largest = self._numbers.tolist()
+        given = (losses, [math.isfinite(value) for value in largest], step)
         pairs = zip(launch.rule_rows, self.finished, strict=True)
         found = [reply for rows, finished in pairs for reply in rows.replies(self.ends, finished, *given)]
         return [found[place] for place in np.argsort(launch.places)]

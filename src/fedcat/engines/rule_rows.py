@@ -128,7 +128,7 @@ class RuleRows:
         return torch.cat(found)[: len(rows[0])]
 
     def finish(self, ends: Tensor) -> Finished:
-        """Return what all rows upload and keep, given the launch's final rows, and which hold only finite numbers.
+        """Return what all rows upload and keep, given the launch's final rows, and their largest magnitudes.
 
         Exact mode runs the rule row by row, since this happens only once.
         """
@@ -143,9 +143,8 @@ class RuleRows:
             uploads, memory = (
                 {n: torch.cat([part[n] for part in parts]) for n in parts[0]} for parts in zip(*found, strict=True)
             )
-        parts = [mine, *uploads.values(), *memory.values()]
-        finite = torch.stack([torch.isfinite(part.reshape(len(part), -1)).all(1) for part in parts]).all(0)
-        return Finished(uploads, memory, finite)
+        found = [largest(part) for part in (mine, *uploads.values(), *memory.values())]
+        return Finished(uploads, memory, found[0] if len(found) == 1 else torch.stack(found).amax(0))
 
     def replies(
         self, ends: Tensor, finished: Finished, losses: list[float], finite: list[bool], seconds: float
@@ -179,11 +178,11 @@ class RuleRows:
 
 
 class Finished(NamedTuple):
-    """What a rule's rows upload and keep, and which hold only finite numbers, [R]."""
+    """What a rule's rows upload and keep, and the largest magnitude of all that, [R]: NaN if there is one."""
 
     uploads: dict[str, Tensor]
     memory: dict[str, Tensor]
-    finite: Tensor
+    largest: Tensor
 
 
 Some = NDArray[np.int64] | slice
@@ -196,6 +195,16 @@ def groups(count: int, size: StackSize) -> list[Some] | None:
     if count < size.least:
         return [np.minimum(np.arange(size.least), count - 1)]
     return None
+
+
+def largest(rows: Tensor) -> Tensor:
+    """Return the largest magnitude in each row, [R], NaN if there is one: faster than a test of every number."""
+    flat = rows.reshape(len(rows), -1)
+    return (
+        flat.abs().amax(1).double()
+        if flat.dtype.is_floating_point and flat.numel()
+        else rows.new_zeros(len(rows), dtype=torch.float64)
+    )
 
 
 def norms(rows: Tensor, size: StackSize) -> Tensor:

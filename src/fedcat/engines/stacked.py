@@ -131,8 +131,9 @@ class StackedEngine(Engine):
         return eager_gradients(task).name
 
     def forget(self) -> None:
-        """Drop the hops that were submitted, also those that have started."""
+        """Drop the hops that were submitted, also those that have started, as soon as nothing reads them."""
         super().forget()
+        self._captured.wait()
         self._started.clear()
 
     def release(self) -> None:

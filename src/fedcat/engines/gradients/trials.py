@@ -18,6 +18,8 @@ LIMITS = {"fp32": 0.02, "tf32": 0.2, "bf16": 0.4}
 values of a pooling window are almost equal, either may win, so even full precision differs by more than rounding."""
 ATTEMPTS = 3
 """Trials, of which one must agree: with few samples, one such window may change a gradient by more than the limit."""
+SURELY = 10
+"""Multiple of the limit beyond which no window is to blame."""
 FIXED = 16
 """The number of rows in a stack if a row's bits depend on it."""
 TRIED = (2, 3, 5, 9, 17)
@@ -55,9 +57,12 @@ def disagrees(gradients: Gradients, batch: int, inputs: Inputs | None = None) ->
         except Exception as error:  # any error from a compiler or a GPU is the reason
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
             break
-        if apart <= LIMITS[gradients.precision]:
+        limit = LIMITS[gradients.precision]
+        if apart <= limit:
             return ""
         reason = f"its gradients differ from autograd's by {apart:.2g}"
+        if not apart < SURELY * limit:
+            break
     warnings.warn(f"{gradients.name} cannot be used ({reason}): training continues without", stacklevel=2)
     return reason
 
