@@ -15,6 +15,7 @@ from fedcat.core.precision import plain_attention, precision_context
 from fedcat.data.pool import Pool
 from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Layout, Tensors
+from fedcat.models.recurrent import unrolled_recurrence
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ def _tried(layout: Layout, x: Tensor) -> Traits:
 
 
 def _flops(layout: Layout, row: Tensor, x: Tensor) -> float:
-    """Return the operations of a forward pass per sample, with attention as matrix products, which can be counted."""
+    """Return the operations of a forward pass per sample, all as matrix products, which can be counted."""
     layout.net.eval()
-    with plain_attention(), FlopCounterMode(display=False) as counter:
+    with plain_attention(), unrolled_recurrence(), FlopCounterMode(display=False) as counter:
         _forward(layout, row, x)
     return float(counter.get_total_flops()) / len(x)
 
@@ -189,7 +190,7 @@ def _results(
                 return net.logits(x)[:real], net.buffers
 
         if stacked:
-            with plain_attention():
+            with plain_attention(), unrolled_recurrence():
                 logits, after = vmap(run)(leaves, buffers, x.expand(len(rows), *x.shape))
         else:
             single = {n: channels_last(v[0]) if n in turned else v[0] for n, v in leaves.items()}

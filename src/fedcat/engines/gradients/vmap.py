@@ -14,11 +14,15 @@ from fedcat.core.precision import plain_attention
 from fedcat.engines.gradients.base import Found, Gradients, Inputs, Step, no_inputs
 from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Tensors
+from fedcat.models.recurrent import unrolled_recurrence
 from fedcat.protocol.local_rule import Batch, LossInputs, unchanged
 
 
 class VmapGradients(Gradients):
-    """The loss of all rows under `torch.vmap`; batch normalization leaves out padded samples."""
+    """The loss of all rows under `torch.vmap`.
+
+    Batch normalization leaves out padded samples, and recurrent layers are computed step by step.
+    """
 
     name = "torch.vmap"
 
@@ -31,6 +35,7 @@ class VmapGradients(Gradients):
         with (
             torch.enable_grad(),
             plain_attention(),
+            unrolled_recurrence(),
             unchanged(rule, "loss", *inputs.values()),
         ):
             losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, None if mask is None else 0, 0))(
