@@ -22,10 +22,10 @@ class unrolled_recurrence(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in LAYERS and isinstance(args[3], bool):  # a packed sequence has its lengths before the state
-            return _layers(LAYERS[func], *args, **(kwargs or {}))
+        if func in LAYERS and isinstance(args[3], bool):  # `bias`: the lengths of a packed sequence would precede it
+            return _layers(LAYERS[func], *args)
         if func in CELLS:
-            return _one_step(CELLS[func], *args, **(kwargs or {}))
+            return _one_step(CELLS[func], *args)
         return func(*args, **(kwargs or {}))
 
 
