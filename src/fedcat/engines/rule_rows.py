@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from fedcat.engines.gradients.base import Inputs
 from fedcat.engines.gradients.trials import StackSize
 from fedcat.protocol.local_rule import LocalRule, call_hook
 from fedcat.protocol.reply import Reply
-from fedcat.protocol.task import shared, stack
+from fedcat.protocol.task import Some, shared, stack, take, taken
 
 
 class RuleRows:
@@ -185,9 +184,6 @@ class Finished(NamedTuple):
     largest: Tensor
 
 
-Some = NDArray[np.int64] | slice
-
-
 def groups(count: int, size: StackSize) -> list[Some] | None:
     """Return which rows the row algebra processes together, or None for all rows at once."""
     if size.most is not None:
@@ -212,18 +208,6 @@ def norms(rows: Tensor, size: StackSize) -> Tensor:
     parts = groups(len(rows), size)
     seen = [rows] if parts is None else [rows[i] for i in parts]
     return torch.cat([torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in seen])[: len(rows)]
-
-
-def taken(stacked: Mapping[str, Tensor], rows: Some) -> dict[str, Tensor]:
-    """Return some rows of each stacked tensor."""
-    return {name: take(tensor, rows) for name, tensor in stacked.items()}
-
-
-def take(stacked: Tensor, rows: Some) -> Tensor:
-    """Return some rows of a stacked tensor; a tensor that all rows share stays shared."""
-    if isinstance(rows, slice):
-        return stacked[rows]
-    return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared(stacked) else stacked[torch.from_numpy(rows)]
 
 
 def _owned(stacked: Tensor, rows: int) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedcat.engines.gradients.base import Gradients, Inputs, Step, no_inputs
 from fedcat.engines.launch import AUGMENT, Launch, padded
-from fedcat.engines.rule_rows import norms, take, taken
+from fedcat.engines.rule_rows import norms
+from fedcat.protocol.task import take, taken
 
 
 class EagerSteps:

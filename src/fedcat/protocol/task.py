@@ -6,7 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcat.data.augment import Augment
@@ -16,6 +18,9 @@ from fedcat.models.layout import Layout, Tensors
 from fedcat.models.losses import LossFunction, cross_entropy
 from fedcat.protocol.local_optimizer import LocalOptimizer, Sgd
 from fedcat.protocol.local_rule import LocalRule
+
+Some = Tensor | NDArray[np.int64] | slice
+"""Which rows of stacked tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,3 +107,15 @@ def stack(mappings: Sequence[Tensors]) -> dict[str, Tensor]:
         shared = all(part is first for part in parts)
         stacked[name] = first.expand(len(parts), *first.shape) if shared else torch.stack(parts)
     return stacked
+
+
+def taken(stacked: Tensors, rows: Some) -> dict[str, Tensor]:
+    """Return some rows of each stacked tensor."""
+    return {name: take(tensor, rows) for name, tensor in stacked.items()}
+
+
+def take(stacked: Tensor, rows: Some) -> Tensor:
+    """Return some rows of a stacked tensor; one that all rows share stays shared."""
+    if isinstance(rows, slice):
+        return stacked[rows]
+    return stacked[:1].expand(len(rows), *stacked.shape[1:]) if shared(stacked) else stacked[torch.as_tensor(rows)]

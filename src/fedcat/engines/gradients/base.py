@@ -15,7 +15,7 @@ from fedcat.engines.step_buffers import StepBuffers
 from fedcat.models.layout import Layout
 from fedcat.models.losses import LossFunction, cross_entropy
 from fedcat.protocol.local_rule import LocalRule
-from fedcat.protocol.task import shared
+from fedcat.protocol.task import taken
 
 PLAIN = LocalRule()
 
@@ -172,11 +172,6 @@ def at_rows(inputs: Inputs, which: Tensor, place: Tensor) -> Inputs:
     """Return a loss's inputs for some rows at their current steps."""
     return {
         "start": inputs["start"][which],
-        **{name: {n: _rows(t, which) for n, t in inputs[name].items()} for name in ("sent", "memory", "local")},
+        **{name: taken(inputs[name], which) for name in ("sent", "memory", "local")},
         "drawn": {n: t.flatten(0, 1)[place] for n, t in inputs["drawn"].items()},
     }
-
-
-def _rows(stacked: Tensor, which: Tensor) -> Tensor:
-    """Return some rows; a tensor that all rows share stays shared."""
-    return stacked[:1].expand(len(which), *stacked.shape[1:]) if shared(stacked) else stacked[which]

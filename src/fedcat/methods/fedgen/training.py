@@ -141,7 +141,7 @@ def _train(works: Sequence[GeneratorTraining]) -> list[GeneratorState]:
         stack = _Stack(works)
         if first.rows.device.type == "cuda" and steps:
             key = (first.target.generator, first.options, len(first.rows), len(works))
-            captured = first.layout.once("generators", lambda: _Captured())
+            captured = first.layout.once("generators", _Captured)
             kept, graph = captured.of(key, works)
             kept.load(stack)
             for _ in steps:
