@@ -1,8 +1,8 @@
-"""Recurrent layers step by step are PyTorch's, also stacked."""
+"""Stacks of recurrent layers, step by step, give what PyTorch's own give."""
 
 import pytest
 import torch
-from helpers import apart, drive, federation, layout_of, simulate
+from helpers import DEVICES, apart, drive, federation, layout_of, simulate
 from torch import nn
 from torch.func import functional_call, vmap
 
@@ -14,8 +14,7 @@ from fedcat.models.traits import traits
 LAYERS = {
     "lstm": lambda: nn.LSTM(3, 4, batch_first=True),
     "deep, both ways": lambda: nn.LSTM(3, 4, num_layers=3, bidirectional=True, batch_first=True),
-    "projected": lambda: nn.LSTM(3, 4, num_layers=2, proj_size=2, bidirectional=True),
-    "projected, no bias": lambda: nn.LSTM(3, 4, proj_size=2, bias=False),
+    "lstm, no bias": lambda: nn.LSTM(3, 4, bias=False),
     "gru": lambda: nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True),
     "gru, no bias": lambda: nn.GRU(3, 4, bias=False),
     "tanh": lambda: nn.RNN(3, 4, num_layers=2, bidirectional=True),
@@ -34,40 +33,34 @@ def flat(found):
     return [found] if isinstance(found, torch.Tensor) else [tensor for part in found for tensor in flat(part)]
 
 
-def outputs_and_gradients(layer, x, unrolled):
-    with torch.enable_grad():
-        if unrolled:
-            with unrolled_recurrence():
-                found = flat(layer(x))
-        else:
-            found = flat(layer(x))
-        grads = torch.autograd.grad(sum(part.square().sum() for part in found), [x, *layer.parameters()])
-    return [*found, *grads]
-
-
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*LAYERS, *CELLS])
-def test_outputs_and_gradients_are_those_of_pytorch(name):
+def test_stacks_give_the_outputs_and_gradients_of_each_copy(name, device):
     torch.manual_seed(0)
-    layer = {**LAYERS, **CELLS}[name]().double()
-    x = torch.randn(*((5, 3) if name in CELLS else (5, 6, 3)), dtype=torch.float64, requires_grad=True)
-    ours, right = (outputs_and_gradients(layer, x, unrolled) for unrolled in (True, False))
+    layer = {**LAYERS, **CELLS}[name]().to(device, torch.float64)
+    shape = (5, 3) if name in CELLS else (5, 6, 3)
+    x = torch.randn(3, *shape, dtype=torch.float64, device=device, requires_grad=True)
+    rows = {n: torch.randn(3, *p.shape).to(p).requires_grad_() for n, p in layer.named_parameters()}
+    with unrolled_recurrence():
+        together = flat(vmap(lambda p, x: functional_call(layer, p, (x,)))(rows, x))
+    each = [flat(functional_call(layer, {n: p[row] for n, p in rows.items()}, (x[row],))) for row in range(3)]
+    alone = [torch.stack(parts) for parts in zip(*each, strict=True)]
+    ours, right = (
+        [*found, *torch.autograd.grad(sum(part.square().sum() for part in found), [x, *rows.values()])]
+        for found in (together, alone)
+    )
     for a, b in zip(ours, right, strict=True):
         assert a.shape == b.shape
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *CELLS])
-def test_stacks_give_what_each_copy_gives(name):
+def test_one_net_gives_what_pytorch_gives():
     torch.manual_seed(0)
-    layer = {**LAYERS, **CELLS}[name]().double()
-    rows = {n: torch.randn(3, *p.shape, dtype=torch.float64) for n, p in layer.named_parameters()}
-    x = torch.randn(3, *((5, 3) if name in CELLS else (5, 6, 3)), dtype=torch.float64)
-    with unrolled_recurrence():
-        together = flat(vmap(lambda p, x: functional_call(layer, p, (x,)))(rows, x))
-    for row in range(3):
-        alone = flat(functional_call(layer, {n: p[row] for n, p in rows.items()}, (x[row],)))
-        for a, b in zip(together, alone, strict=True):
-            assert torch.allclose(a[row], b, rtol=1e-12, atol=1e-14)
+    layer, x = LAYERS["deep, both ways"](), torch.randn(5, 6, 3)
+    with torch.no_grad(), unrolled_recurrence():
+        ours = flat(layer(x))
+    for a, b in zip(ours, flat(layer(x)), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
 
 
 class Lines(nn.Module):
@@ -75,19 +68,21 @@ class Lines(nn.Module):
 
     def __init__(self, layer, **given):
         super().__init__()
-        self.layer, self.head = layer(8, 5, batch_first=True, **given), nn.Linear(5, 10)
+        self.layer, self.head = layer(8, 5, batch_first=True, **given), nn.Linear(given.get("proj_size", 5), 10)
 
     def forward(self, x):
         return self.head(self.layer(x[:, 0])[0][:, -1])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
-def test_recurrent_nets_train_as_stacks(layer):
+def test_recurrent_nets_train_as_stacks(layer, device):
     fed, rows = federation([3, 9, 5, 12, 7, 4]), []
     for engine in ("sequential", "stacked"):
         torch.manual_seed(1)
-        layout = layout_of(Lines(layer))
-        assert pick("stacked", layout, fed.train, 4).name == "stacked"
+        layout = layout_of(Lines(layer), torch.float64, device)
+        assert pick("stacked", layout, fed.train.to(layout.device), 4).name == "stacked"
+        assert pick("auto", layout, fed.train.to(layout.device), 4).name == {"cpu": "sequential"}.get(device, "stacked")
         sim = simulate(FedCat, fed, layout, make(engine), rounds=3, momentum=0.5)
         drive(sim)
         rows.append(sim.method.row)
@@ -102,9 +97,10 @@ class Packed(Lines):
         return self.head(self.layer(packed)[1][0][-1])
 
 
-def test_what_draws_or_packs_cannot_be_stacked():
+def test_what_draws_packs_or_projects_cannot_be_stacked():
     fed = federation([8] * 3)
     assert "dropout" in traits(layout_of(Lines(nn.LSTM, num_layers=2, dropout=0.5)), fed.train).unstackable
-    assert "torch.vmap cannot run it" in traits(layout_of(Packed(nn.LSTM)), fed.train).unstackable
+    for net in (Packed(nn.LSTM), Lines(nn.LSTM, proj_size=3)):
+        assert "torch.vmap cannot run it" in traits(layout_of(net), fed.train).unstackable
     assert is_recurrent(Lines(nn.LSTM))
     assert not is_recurrent(nn.Linear(2, 2))

@@ -1,4 +1,4 @@
-"""Recurrent layers as single operations, which `torch.vmap` can batch: it has no rule for PyTorch's own."""
+"""Recurrent layers step by step, for stacks of nets: `torch.vmap` has no rule for PyTorch's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -17,15 +20,22 @@ Cell = Callable[[Tensor, Tensor, State], State]
 
 
 class unrolled_recurrence(TorchFunctionMode):
-    """Computes LSTMs, GRUs and simple recurrent layers step by step; packed sequences are left to PyTorch."""
+    """Computes LSTMs, GRUs and simple recurrent layers step by step.
+
+    Packed sequences and LSTMs with a projection are left to PyTorch.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in LAYERS and isinstance(args[3], bool):  # `bias`: the lengths of a packed sequence would precede it
-            return _layers(LAYERS[func], *args)
+            weights, bias, layers, bidirectional = args[2], args[3], args[4], args[7]
+            if len(weights) == layers * (1 + bidirectional) * (4 if bias else 2):
+                return _layers(LAYERS[func], *args)
         if func in CELLS:
             return _one_step(CELLS[func], *args)
+        if func is Tensor.data_ptr and is_batchedtensor(args[0]):
+            return 0  # on a GPU, RNNBase moves its weights together, unless two have the same address
         return func(*args, **(kwargs or {}))
 
 
@@ -101,19 +111,87 @@ def _layer(
 ) -> tuple[Tensor, State]:
     """Return the outputs of one layer in one direction, [T, B, H], and its final state.
 
-    The inputs' products are formed for all steps at once, as one matrix: `torch.vmap` would copy the weights per step.
+    The inputs' products are formed for all steps at once.
     """
-    w, u, *rest = weights
-    b, d = rest[:2] if bias else (None, None)
-    projection = rest[-1] if len(rest) % 2 else None
-    products = functional.linear(x.flatten(0, 1), w, b).reshape(*x.shape[:2], -1).unbind(0)
-    outputs = []
-    for product in reversed(products) if backwards else products:
-        state = cell(product, functional.linear(state[0], u, d), state)
-        if projection is not None:
-            state = (functional.linear(state[0], projection), *state[1:])
-        outputs.append(state[0])
-    return torch.stack(outputs[::-1] if backwards else outputs), state
+    w, u = weights[:2]
+    b, d = weights[2:] if bias else (None, None)
+    products = functional.linear(x.flatten(0, 1), w, b).reshape(*x.shape[:2], -1)
+    products = products.flip(0) if backwards else products
+    outputs, *end = _Recurrence.apply(cell, products, u, d, *state)  # type: ignore[no-untyped-call]
+    return outputs.flip(0) if backwards else outputs, tuple(end)
+
+
+class _Recurrence(Function):
+    """The steps of one net's layer, which `torch.vmap` turns into those of a stack."""
+
+    @staticmethod
+    def forward(cell: Cell, x: Tensor, u: Tensor, d: Tensor | None, *state: Tensor) -> tuple[Tensor, ...]:
+        one = [None if t is None else t[None] for t in (u, d, *state)]
+        return tuple(t.squeeze(-3) for t in _StackedRecurrence.apply(cell, x[:, None], *one))  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: alone it has no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, cell: Cell, *tensors: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        def stacked(value: Tensor, dim: int | None) -> Tensor:
+            return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+        x, *rest = (None if t is None else stacked(t, dim) for t, dim in zip(tensors, in_dims[1:], strict=True))
+        found = _StackedRecurrence.apply(cell, x.transpose(0, 1).contiguous(), *rest)  # type: ignore
+        return found, (1, *(0 for _ in found[1:]))
+
+
+class _StackedRecurrence(Function):
+    """W x + b of all steps [T, R, B, G], U [R, G, H], d [R, G], the state before -> h [T, R, B, H], the state after.
+
+    Each step's cell has a graph of its own. Autograd would form the gradient of U step by step, and add; here it is one
+    product of all steps.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, cell: Cell, x: Tensor, u: Tensor, d: Tensor | None, *state: Tensor) -> tuple[Tensor, ...]:
+        turned, ctx.steps = u.transpose(1, 2), []
+        for product in x.unbind(0):
+            hidden = torch.bmm(state[0], turned)
+            hidden = hidden if d is None else hidden.add_(d[:, None])
+            before = [t.detach().requires_grad_() for t in (product, hidden, *state)]
+            with torch.enable_grad():
+                after = _step(cell, *before)
+            ctx.steps.append((before, after))
+            state = tuple(t.detach() for t in after)
+        ctx.u, ctx.biased = u, d is not None
+        return torch.stack([after[0].detach() for _, after in ctx.steps]), *state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outputs: Tensor, *state: Tensor) -> Any:
+        u = ctx.u.transpose(1, 2).contiguous().transpose(1, 2)  # cuBLAS multiplies faster by columns
+        products, hiddens = [], []
+        for (before, after), output in zip(reversed(ctx.steps), reversed(outputs.unbind(0)), strict=True):
+            h, *rest = state
+            product, hidden, direct, *rest = torch.autograd.grad(after, before, (h + output, *rest), allow_unused=True)
+            h = torch.bmm(hidden, u) if direct is None else torch.baddbmm(direct, hidden, u)
+            state = (h, *rest)
+            products.append(product)
+            hiddens.append(hidden)
+        d_hidden = torch.stack(hiddens[::-1], 1).flatten(1, 2)
+        h_before = torch.stack([before[2].detach() for before, _ in ctx.steps], 1).flatten(1, 2)
+        d_u = torch.bmm(d_hidden.transpose(1, 2), h_before)
+        return None, torch.stack(products[::-1]), d_u, d_hidden.sum(1) if ctx.biased else None, *state
+
+
+def _step(cell: Cell, x: Tensor, h: Tensor, *state: Tensor) -> State:
+    """Return the state after a step; on a GPU, the kernels of PyTorch's own cells compute it where there are such."""
+    if cell not in FUSED or not x.is_cuda:
+        return cell(x, h, state)
+    *after, _ = FUSED[cell](*(t.flatten(0, 1) for t in (x, h, state[-1])))
+    return tuple(t.view_as(state[-1]) for t in after)
+
+
+FUSED: dict[Cell, Any] = {_lstm: torch.ops.aten._thnn_fused_lstm_cell, _gru: torch.ops.aten._thnn_fused_gru_cell}
+"""W x + b, U h + d [R * B, G] and c (h in a GRU) [R * B, H] -> the state after a step, and what the kernel keeps."""
 
 
 def _one_step(

@@ -71,6 +71,38 @@ def test_batch_normalization_leaves_out_what_pads_a_batch(batch_size):
         run(Unmasked(), "stacked", net(), batch_size=batch_size, join_lone=True)
 
 
+class Lines(nn.Module):
+    """Reads the lines of an image one after another."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.GRU(8, 5, batch_first=True), nn.Linear(5, 10)
+
+    def forward(self, x):
+        return self.head(self.layer(x[:, 0])[0][:, -1])
+
+
+@dataclass(frozen=True)
+class Towards(LocalRule):
+    """Adds the squares of the gradient where training started."""
+
+    def loss(self, net, batch, inputs):
+        def first(p):
+            return batch.mean(batch.losses(net.at(p).logits(batch.x)))
+
+        own = batch.mean(batch.losses(net.logits(batch.x)))
+        return own + torch.func.grad(first)(inputs.start).square().sum()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_losses_see_recurrent_nets_but_not_their_second_derivatives(device):
+    rows = [run(Masked(), engine, Lines(), device) for engine in ("sequential", "stacked")]
+    assert torch.allclose(*rows, atol=1e-10)
+    with pytest.raises(SettingError, match=r"cannot run for several clients.*sequential"):
+        run(Towards(), "stacked", Lines(), device)
+
+
 def test_a_loss_that_vmap_cannot_run_is_refused_with_the_reason():
     @dataclass(frozen=True)
     class Branches(LocalRule):

@@ -16,6 +16,7 @@ from fedcat.engines.base import Job
 from fedcat.engines.batch_order import batches, drawn_by, local_of
 from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Layout, Tensors
+from fedcat.models.recurrent import unrolled_recurrence
 from fedcat.protocol.local_rule import Batch, LossInputs
 
 EXTRA = 3
@@ -85,15 +86,17 @@ class _Trial:
         return any(bool(norm(b - a) > LIMITS[dtype] * norm(a)) for a, b in zip(*found, strict=True))
 
     def check_stacked(self) -> None:
-        """Raise an error if `torch.vmap` cannot run the loss."""
-        layout, row = self.task.layout, self.hop.start[None]
+        """Raise an error if `torch.vmap` cannot run the loss, or if that has no gradient."""
+        layout, row = self.task.layout, self.hop.start[None].clone().requires_grad_()
 
         def loss(row: Tensor, where: Tensor, rest: dict[str, Tensors]) -> Tensor:
             return self._loss(layout, row, where, rest)
 
         rest: dict[str, Tensors] = {name: {n: t[None] for n, t in one.items()} for name, one in self.rest.items()}
         try:
-            vmap(loss)(row, self.padded[None], rest)
+            with unrolled_recurrence():
+                found = vmap(loss)(row, self.padded[None], rest)
+            torch.autograd.grad(found.sum(), row, materialize_grads=True)
         except Exception as error:  # any error from the user's loss is the reason
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SettingError(
