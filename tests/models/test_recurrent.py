@@ -76,17 +76,17 @@ class Lines(nn.Module):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
-def test_recurrent_nets_train_as_stacks(layer, device):
+def test_recurrent_nets_train_as_stacks_and_one_by_one(layer, device):
     fed, rows = federation([3, 9, 5, 12, 7, 4]), []
-    for engine in ("sequential", "stacked"):
+    for engine, where in (("sequential", "cpu"), ("sequential", device), ("stacked", device)):
         torch.manual_seed(1)
-        layout = layout_of(Lines(layer), torch.float64, device)
+        layout = layout_of(Lines(layer), torch.float64, where)
         assert pick("stacked", layout, fed.train.to(layout.device), 4).name == "stacked"
-        assert pick("auto", layout, fed.train.to(layout.device), 4).name == {"cpu": "sequential"}.get(device, "stacked")
+        assert pick("auto", layout, fed.train.to(layout.device), 4).name == {"cpu": "sequential"}.get(where, "stacked")
         sim = simulate(FedCat, fed, layout, make(engine), rounds=3, momentum=0.5)
-        drive(sim)
-        rows.append(sim.method.row)
+        rows.append(drive(sim).method.row.cpu())
     assert apart(rows[1], rows[0]) < 1e-10
+    assert apart(rows[2], rows[0]) < 1e-10
 
 
 class Packed(Lines):

@@ -81,7 +81,8 @@ class _Local:
     def step(self, batch: Batch, drawn: dict[str, Tensor]) -> Tensor:
         """Take one step and return the loss before it."""
         rule, hop = self.task.rule, self.hop
-        leaves = {n: self.lay(leaf) if n in self.turned else leaf for n, leaf in self.leaves.items()}
+        # views, not the leaves: on a GPU, RNNBase points the tensors that it is given to other memory
+        leaves = {n: self.lay(leaf) if n in self.turned else leaf.view_as(leaf) for n, leaf in self.leaves.items()}
         net = self.task.layout.bind(leaves, self.buffers)
         inputs = LossInputs(self.start[0], hop.sent, hop.memory, self.local, drawn)
         with (
