@@ -20,7 +20,9 @@ import json
 import statistics
 import subprocess
 import time
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,41 +33,59 @@ from fedcat.bench.measure import wait
 from fedcat.bench.workload import IMAGES, Workload
 from fedcat.core.device import find_device
 from fedcat.runs.driver import Driver
+from fedcat.runs.run import Run
 
 METHODS = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat")
 EPOCHS = {"mcmahan-mnist": 1, "mcmahan-cifar": 1}
 """Local epochs of the nets that take long; all others have five."""
 
 
-def timed(driver: Driver, words: argparse.Namespace) -> dict[str, Any]:
-    """Return the milliseconds per round and run, and what computed them; stop after `limit` seconds.
+class Measured(Exception):
+    """Ends runs when all is measured."""
+
+
+def timed(runs: list[Run], words: argparse.Namespace, replay: bool) -> dict[str, Any]:
+    """Return the milliseconds per round and run, and what computed them; stop after `limit` seconds."""
+    found: dict[str, Any] = {}
+
+    def parts() -> Iterator[None]:
+        """Wait for a step at every `yield`."""
+        begin, limit = time.perf_counter(), words.limit
+        found["first_s"] = (yield from _until(1, runs, begin + limit, words.device)) * len(runs) / 1000
+        yield from _until(words.warm, runs, begin + limit / 2, words.device)
+        with nothing_replayed() if not replay else nullcontext():
+            if words.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(words.device)
+            each = []
+            for _ in range(words.parts):
+                number = max(1, words.rounds // words.parts)
+                each.append((yield from _until(number, runs, begin + limit, words.device)))
+        found["ms"], found["parts_ms"] = statistics.median(each), [round(part, 3) for part in each]
+        raise Measured
+
+    steps = parts()
+    next(steps)  # begins before the first step
+    with suppress(Measured):
+        Driver(runs).run(partial(next, steps))
+    found["kernels"] = runs[0].engine.kernels(runs[0].task)
+    if words.device.type == "cuda":
+        found["peak_mb"] = torch.cuda.max_memory_allocated(words.device) / 1e6
+    return found
+
+
+def _until(number: int, runs: list[Run], end: float, device: torch.device) -> Generator[None, None, float]:
+    """Wait until all runs have recorded `number` more rounds; return the milliseconds per round and run.
 
     A driver's step may be a round of some of the runs only, and work may still be under way when it ends.
     """
-    runs, device, begin, limit = list(driver.runs.values()), words.device, time.perf_counter(), words.limit
-
-    def until(number: int, limit: float) -> float:
-        """Step until all runs have recorded `number` more rounds; return the milliseconds per round and run."""
-        before = [len(run.history) for run in runs]
-        start = time.perf_counter()
-        while min(len(run.history) - old for run, old in zip(runs, before, strict=True)) < number:
-            driver.step()
-            if time.perf_counter() - begin > limit and len(runs[-1].history) > before[-1]:
-                break
-        wait(device)
-        done = sum(len(run.history) for run in runs) - sum(before)
-        return 1000 * (time.perf_counter() - start) / max(1, done)
-
-    first = until(1, limit) * len(runs) / 1000
-    until(words.warm, limit / 2)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    parts = [until(max(1, words.rounds // words.parts), limit) for _ in range(words.parts)]
-    found = {"ms": statistics.median(parts), "first_s": first, "parts_ms": [round(part, 3) for part in parts]}
-    found["kernels"] = runs[0].engine.kernels(runs[0].task)
-    if device.type == "cuda":
-        found["peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6
-    return found
+    before, start = [len(run.history) for run in runs], time.perf_counter()
+    while min(len(run.history) - old for run, old in zip(runs, before, strict=True)) < number:
+        yield
+        if time.perf_counter() > end and len(runs[-1].history) > before[-1]:
+            break
+    wait(device)
+    done = sum(len(run.history) for run in runs) - sum(before)
+    return 1000 * (time.perf_counter() - start) / max(1, done)
 
 
 @contextmanager
@@ -105,14 +125,7 @@ def measure(case: dict[str, Any], words: argparse.Namespace, data: dict[str, Any
     settings |= {"alpha": None, "partition": "iid"} if host else {}
     settings |= {"evaluate_every": 1} if words.evaluate else {}
     runs = work.runs(case["runs"], data[net], **settings)
-    driver = Driver(runs)
-    if not case.get("replay", True):
-        while min(len(run.history) for run in runs) < words.warm:  # capture all graphs first
-            driver.step()
-        with nothing_replayed():
-            found = timed(driver, words)
-    else:
-        found = timed(driver, words)
+    found = timed(runs, words, case.get("replay", True))
     runs[0].engine.release()
     return {**case, **found}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -213,3 +215,19 @@ def test_seconds_of_runs_that_share_launches_are_shares():
     assert alone.summary().seconds_estimated is False
     assert not any(run.alone for run in pair)
     assert all(run.seconds > 0 for run in pair)
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_the_garbage_collector_skips_what_was_there_before_while_runs_are_driven(error):
+    frozen = []
+
+    def between():
+        frozen.append(gc.get_freeze_count())
+        if error is not None:
+            raise error
+
+    run = simulate(FedAvg, FED, LAYOUT, rounds=2)
+    with pytest.raises(error) if error else nullcontext():
+        Driver([run]).run(between)
+    assert min(frozen) > 10_000
+    assert gc.get_freeze_count() == 0

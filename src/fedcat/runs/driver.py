@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -68,8 +69,11 @@ class Driver:
         """Step until all runs are done; `between` is called after every step, and may raise to end them.
 
         Each run ends, and tells its callbacks, as soon as it is done; if an exception ends the others, they end too.
+        Meanwhile Python's garbage collector leaves out what was there before: the modules of PyTorch alone are hundreds
+        of thousands of objects, which many short runs would search again and again.
         """
         cause: BaseException | None = None
+        gc.freeze()
         try:
             self.start()
             while self.active:
@@ -80,6 +84,7 @@ class Driver:
             cause = error
             raise
         finally:
+            gc.unfreeze()
             for run in self.runs.values():
                 run.end(cause)
             for engine in {run.engine for run in self.runs.values()}:
