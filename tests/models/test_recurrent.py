@@ -89,6 +89,36 @@ def test_recurrent_nets_train_as_stacks_and_one_by_one(layer, device):
     assert apart(rows[2], rows[0]) < 1e-10
 
 
+class Mixed(Lines):
+    """The same in bfloat16 where PyTorch thinks that this is enough."""
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return super().forward(x).to(x.dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_nets_that_use_autocast_train_as_stacks(layer, device):
+    fed, rows = federation([3, 9, 5]), []
+    for engine in ("sequential", "stacked"):
+        torch.manual_seed(1)
+        layout = layout_of(Mixed(layer), torch.float32, device)
+        rows.append(drive(simulate(FedCat, fed, layout, make(engine), rounds=3)).method.row)
+    assert apart(rows[1], rows[0]) < 0.01
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_functions_that_are_called_with_names_are_left_to_pytorch(named):
+    cell = nn.LSTMCell(3, 4)
+    x, h, c = torch.randn(5, 3), torch.randn(5, 4), torch.randn(5, 4)
+    biases = {"b_ih": cell.bias_ih, "b_hh": cell.bias_hh}
+    with unrolled_recurrence():
+        given = biases if named else {}
+        found = torch.lstm_cell(x, (h, c), cell.weight_ih, cell.weight_hh, *(() if named else biases.values()), **given)
+    assert torch.allclose(found[0], cell(x, (h, c))[0], atol=1e-6)
+
+
 class Packed(Lines):
     """The same with packed sequences, whose lengths are data."""
 

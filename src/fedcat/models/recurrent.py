@@ -28,6 +28,8 @@ class unrolled_recurrence(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if kwargs:  # PyTorch's modules give none
+            return func(*args, **kwargs)
         if func in LAYERS and isinstance(args[3], bool):  # `bias`: the lengths of a packed sequence would precede it
             weights, bias, layers, bidirectional = args[2], args[3], args[4], args[7]
             if len(weights) == layers * (1 + bidirectional) * (4 if bias else 2):
@@ -36,7 +38,7 @@ class unrolled_recurrence(TorchFunctionMode):
             return _one_step(CELLS[func], *args)
         if func is Tensor.data_ptr and is_batchedtensor(args[0]):
             return 0  # on a GPU, RNNBase moves its weights together, unless two have the same address
-        return func(*args, **(kwargs or {}))
+        return func(*args)
 
 
 def is_recurrent(net: nn.Module) -> bool:
@@ -117,7 +119,9 @@ def _layer(
     b, d = weights[2:] if bias else (None, None)
     products = functional.linear(x.flatten(0, 1), w, b).reshape(*x.shape[:2], -1)
     products = products.flip(0) if backwards else products
-    outputs, *end = _Recurrence.apply(cell, products, u, d, *state)  # type: ignore[no-untyped-call]
+    given = [None if t is None else t.to(u.dtype) for t in (products, u, d, *state)]
+    with torch.autocast(x.device.type, enabled=False):  # a net may use it: the recurrence needs one type
+        outputs, *end = _Recurrence.apply(cell, *given)  # type: ignore[no-untyped-call]
     return outputs.flip(0) if backwards else outputs, tuple(end)
 
 
