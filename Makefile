@@ -29,9 +29,9 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable '.[dev]'
-	@touch $@
+	@touch $(VENV)/installed $@
 
 clean:
 	rm -rf $(VENV) runs .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
