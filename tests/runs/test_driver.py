@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import nullcontext
+from weakref import ref
 
 import pytest
 import torch
@@ -231,3 +232,14 @@ def test_the_garbage_collector_skips_what_was_there_before_while_runs_are_driven
         Driver([run]).run(between)
     assert min(frozen) > 10_000
     assert gc.get_freeze_count() == 0
+
+
+def test_an_engine_that_frees_memory_also_frees_what_the_collector_leaves_out():
+    class Cycle:
+        def __init__(self):
+            self.own = self
+
+    left = ref(Cycle())
+    gc.freeze()
+    engines.make("stacked").release()
+    assert left() is None

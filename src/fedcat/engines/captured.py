@@ -110,6 +110,7 @@ class CapturedLaunches:
         """Free the memory that is kept for the next launches."""
         self._row_bytes.clear()
         self._most.clear()
+        gc.unfreeze()  # also what the driver let the collector leave out
         gc.collect()
         self._forget()
 
