@@ -71,6 +71,17 @@ class Attention(nn.Module):
         return self.head(self.encoder(x.flatten(1, -2)).mean(1))
 
 
+class Lines(nn.Module):
+    """Rows of an image as a sequence: a recurrent layer, whose last output counts."""
+
+    def __init__(self, layer=nn.LSTM, **given):
+        super().__init__()
+        self.layer, self.head = layer(8, 5, batch_first=True, **given), nn.Linear(given.get("proj_size", 5), 10)
+
+    def forward(self, x):
+        return self.head(self.layer(x[:, 0])[0][:, -1])
+
+
 def layout_of(net: nn.Module, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Layout:
     """Make a layout of a net on a device."""
     return Layout(net.to(device=device, dtype=dtype))

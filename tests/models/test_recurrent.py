@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DEVICES, apart, drive, federation, layout_of, simulate
+from helpers import DEVICES, Lines, apart, drive, federation, layout_of, simulate
 from torch import nn
 from torch.func import functional_call, vmap
 
@@ -61,17 +61,6 @@ def test_one_net_gives_what_pytorch_gives():
         ours = flat(layer(x))
     for a, b in zip(ours, flat(layer(x)), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
-
-
-class Lines(nn.Module):
-    """Reads the lines of an image one after another."""
-
-    def __init__(self, layer, **given):
-        super().__init__()
-        self.layer, self.head = layer(8, 5, batch_first=True, **given), nn.Linear(given.get("proj_size", 5), 10)
-
-    def forward(self, x):
-        return self.head(self.layer(x[:, 0])[0][:, -1])
 
 
 @pytest.mark.parametrize("device", DEVICES)

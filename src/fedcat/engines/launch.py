@@ -134,7 +134,7 @@ class Trained:
         self.launch, self.ends = launch, ends
         self.finished = [rows.finish(ends) for rows in launch.rule_rows]
         largest = torch.cat([part.largest for part in self.finished])
-        numbers = torch.stack([losses.double(), largest.double()])
+        numbers = torch.stack([losses.double(), largest])
         here = torch.empty(numbers.shape, dtype=torch.float64, pin_memory=ends.device.type == "cuda")
         self._numbers = here.copy_(numbers, non_blocking=True)
         self.end = _now(ends.device)

@@ -18,7 +18,7 @@ from fedcat.engines.gradients.base import Inputs
 from fedcat.engines.gradients.trials import StackSize
 from fedcat.protocol.local_rule import LocalRule, call_hook
 from fedcat.protocol.reply import Reply
-from fedcat.protocol.task import Some, shared, stack, take, taken
+from fedcat.protocol.task import RowIndex, shared, stack, take, taken
 
 
 class RuleRows:
@@ -184,7 +184,7 @@ class Finished(NamedTuple):
     largest: Tensor
 
 
-def groups(count: int, size: StackSize) -> list[Some] | None:
+def groups(count: int, size: StackSize) -> list[RowIndex] | None:
     """Return which rows the row algebra processes together, or None for all rows at once."""
     if size.most is not None:
         return [slice(row, row + 1) for row in range(count)]

@@ -19,7 +19,7 @@ from fedcat.models.losses import LossFunction, cross_entropy
 from fedcat.protocol.local_optimizer import LocalOptimizer, Sgd
 from fedcat.protocol.local_rule import LocalRule
 
-Some = Tensor | NDArray[np.int64] | slice
+RowIndex = Tensor | NDArray[np.int64] | slice
 """Which rows of stacked tensors."""
 
 
@@ -109,12 +109,12 @@ def stack(mappings: Sequence[Tensors]) -> dict[str, Tensor]:
     return stacked
 
 
-def taken(stacked: Tensors, rows: Some) -> dict[str, Tensor]:
+def taken(stacked: Tensors, rows: RowIndex) -> dict[str, Tensor]:
     """Return some rows of each stacked tensor."""
     return {name: take(tensor, rows) for name, tensor in stacked.items()}
 
 
-def take(stacked: Tensor, rows: Some) -> Tensor:
+def take(stacked: Tensor, rows: RowIndex) -> Tensor:
     """Return some rows of a stacked tensor; one that all rows share stays shared."""
     if isinstance(rows, slice):
         return stacked[rows]

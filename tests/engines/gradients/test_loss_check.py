@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import DEVICES, drive, federation, layout_of, simulate, small_net
+from helpers import DEVICES, Lines, drive, federation, layout_of, simulate, small_net
 from torch import nn
 from torch.nn import functional
 
@@ -71,16 +71,9 @@ def test_batch_normalization_leaves_out_what_pads_a_batch(batch_size):
         run(Unmasked(), "stacked", net(), batch_size=batch_size, join_lone=True)
 
 
-class Lines(nn.Module):
-    """Reads the lines of an image one after another."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.head = nn.GRU(8, 5, batch_first=True), nn.Linear(5, 10)
-
-    def forward(self, x):
-        return self.head(self.layer(x[:, 0])[0][:, -1])
+def lines():
+    torch.manual_seed(0)
+    return Lines(nn.GRU)
 
 
 @dataclass(frozen=True)
@@ -97,14 +90,14 @@ class Towards(LocalRule):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_losses_see_recurrent_nets(device):
-    rows = [run(Masked(), engine, Lines(), device) for engine in ("sequential", "stacked")]
+    rows = [run(Masked(), engine, lines(), device) for engine in ("sequential", "stacked")]
     assert torch.allclose(*rows, atol=1e-10)
 
 
 def test_second_derivatives_of_recurrent_nets_are_refused_in_stacks():
-    assert run(Towards(), "sequential", Lines()).isfinite().all()
+    assert run(Towards(), "sequential", lines()).isfinite().all()
     with pytest.raises(SettingError, match=r"cannot run for several clients.*sequential"):
-        run(Towards(), "stacked", Lines())
+        run(Towards(), "stacked", lines())
 
 
 def test_a_loss_that_vmap_cannot_run_is_refused_with_the_reason():
