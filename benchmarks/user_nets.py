@@ -112,8 +112,8 @@ class Texts(Workload):
 
     def dataset(self) -> Dataset:
         """Return random sequences with random next characters."""
-        rng = np.random.default_rng(0)
-        x, y = rng.integers(10, size=(50_000, 80)), rng.integers(10, size=50_000)
+        rng, count = np.random.default_rng(0), self.samples or self.images.samples
+        x, y = rng.integers(10, size=(count, 80)), rng.integers(10, size=count)
         return Dataset("random texts", Pool(x, y), Pool(x[:1000], y[:1000]), 10)
 
 

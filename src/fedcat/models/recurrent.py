@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +17,26 @@ from torch.overrides import TorchFunctionMode
 State = tuple[Tensor, ...]
 """What a layer hands on from step to step: h, and c in an LSTM; [B, H] each."""
 Cell = Callable[[Tensor, Tensor, State], State]
-"""W x + b and U h + d of all gates, [B, gates * H] each, and the state (h, ...) before a step -> the state after it."""
+"""W x + b and U h + d of all gates, [B, G] each, and the state before a step -> the state after it."""
+Stacked = Callable[..., tuple[Tensor, ...]]
+"""A layer of stacked nets: W x + b of all steps [R, T, B, G], U [R, G, H], d [R, G] or None, and the state before the
+first step, [R, B, H] each -> h after every step, [R, T, B, H], and the state after the last."""
 
 
 class unrolled_recurrence(TorchFunctionMode):
     """Computes LSTMs, GRUs and simple recurrent layers step by step.
 
     Packed sequences and LSTMs with a projection are left to PyTorch.
+
+    Parameters
+    ----------
+    lstm : callable, optional
+        What computes the layers of stacked LSTMs in float32, instead of single operations.
     """
+
+    def __init__(self, lstm: Stacked | None = None) -> None:
+        super().__init__()
+        self.lstm = lstm
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -33,7 +46,9 @@ class unrolled_recurrence(TorchFunctionMode):
         if func in LAYERS and isinstance(args[3], bool):  # `bias`: the lengths of a packed sequence would precede it
             weights, bias, layers, bidirectional = args[2], args[3], args[4], args[7]
             if len(weights) == layers * (1 + bidirectional) * (4 if bias else 2):
-                return _layers(LAYERS[func], *args)
+                cell = LAYERS[func]
+                fast = self.lstm if cell is _lstm and weights[0].dtype == torch.float32 else None
+                return _layers(cell, fast or partial(_StackedRecurrence.apply, cell), *args)
         if func in CELLS:
             return _one_step(CELLS[func], *args)
         if func is Tensor.data_ptr and is_batchedtensor(args[0]):
@@ -78,6 +93,7 @@ CELLS: dict[Any, Cell] = {
 
 def _layers(
     cell: Cell,
+    stacked: Stacked,
     x: Tensor,
     hx: Tensor | Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -99,7 +115,7 @@ def _layers(
         for side in range(sides):
             number = layer * sides + side
             mine = weights[number * each : (number + 1) * each]
-            out, end = _layer(cell, x, starts[number], mine, bias, backwards=side == 1)
+            out, end = _layer(cell, stacked, x, starts[number], mine, bias, backwards=side == 1)
             outputs.append(out)
             ends.append(end)
         x = torch.cat(outputs, -1)
@@ -109,19 +125,22 @@ def _layers(
 
 
 def _layer(
-    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], bias: bool, backwards: bool
+    cell: Cell, stacked: Stacked, x: Tensor, state: State, weights: Sequence[Tensor], bias: bool, backwards: bool
 ) -> tuple[Tensor, State]:
     """Return the outputs of one layer in one direction, [T, B, H], and its final state.
 
     The inputs' products are formed for all steps at once.
     """
     w, u = weights[:2]
-    b, d = weights[2:] if bias else (None, None)
+    b: Tensor | None = None
+    d: Tensor | None = None
+    if bias:  # all cells but the GRU's add the two, which is done once here
+        b, d = weights[2:] if cell is _gru else (None, weights[2] + weights[3])
     products = functional.linear(x.flatten(0, 1), w, b).reshape(*x.shape[:2], -1)
     products = products.flip(0) if backwards else products
     given = [None if t is None else t.to(u.dtype) for t in (products, u, d, *state)]
     with torch.autocast(x.device.type, enabled=False):  # a net may use it: the recurrence needs one type
-        outputs, *end = _Recurrence.apply(cell, *given)  # type: ignore[no-untyped-call]
+        outputs, *end = _Recurrence.apply(stacked, *given)  # type: ignore[no-untyped-call]
     return outputs.flip(0) if backwards else outputs, tuple(end)
 
 
@@ -129,26 +148,25 @@ class _Recurrence(Function):
     """The steps of one net's layer, which `torch.vmap` turns into those of a stack."""
 
     @staticmethod
-    def forward(cell: Cell, x: Tensor, u: Tensor, d: Tensor | None, *state: Tensor) -> tuple[Tensor, ...]:
-        one = [None if t is None else t[None] for t in (u, d, *state)]
-        return tuple(t.squeeze(-3) for t in _StackedRecurrence.apply(cell, x[:, None], *one))  # type: ignore[no-untyped-call]
+    def forward(stacked: Stacked, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(t[0] for t in stacked(*(None if t is None else t[None] for t in tensors)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Keep nothing: alone it has no gradient."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, cell: Cell, *tensors: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        def stacked(value: Tensor, dim: int | None) -> Tensor:
+    def vmap(info: Any, in_dims: Any, stacked: Stacked, *tensors: Tensor | None) -> tuple[Any, int]:
+        def stack(value: Tensor | None, dim: int | None) -> Tensor | None:
+            if value is None:
+                return None
             return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
 
-        x, *rest = (None if t is None else stacked(t, dim) for t, dim in zip(tensors, in_dims[1:], strict=True))
-        found = _StackedRecurrence.apply(cell, x.transpose(0, 1).contiguous(), *rest)  # type: ignore
-        return found, (1, *(0 for _ in found[1:]))
+        return stacked(*(stack(t, dim) for t, dim in zip(tensors, in_dims[1:], strict=True))), 0
 
 
 class _StackedRecurrence(Function):
-    """W x + b of all steps [T, R, B, G], U [R, G, H], d [R, G], the state before -> h [T, R, B, H], the state after.
+    """A layer of stacked nets (`Stacked`) of any cell.
 
     Each step's cell has a graph of its own. Autograd would form the gradient of U step by step, and add; here it is one
     product of all steps.
@@ -157,7 +175,7 @@ class _StackedRecurrence(Function):
     @staticmethod
     def forward(ctx: Any, cell: Cell, x: Tensor, u: Tensor, d: Tensor | None, *state: Tensor) -> tuple[Tensor, ...]:
         turned, ctx.steps = u.transpose(1, 2), []
-        for product in x.unbind(0):
+        for product in x.transpose(0, 1).contiguous():
             hidden = torch.bmm(state[0], turned)
             hidden = hidden if d is None else hidden.add_(d[:, None])
             before = [t.detach().requires_grad_() for t in (product, hidden, *state)]
@@ -166,14 +184,14 @@ class _StackedRecurrence(Function):
             ctx.steps.append((before, after))
             state = tuple(t.detach() for t in after)
         ctx.u, ctx.biased = u, d is not None
-        return torch.stack([after[0].detach() for _, after in ctx.steps]), *state
+        return torch.stack([after[0].detach() for _, after in ctx.steps], 1), *state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outputs: Tensor, *state: Tensor) -> Any:
         u = ctx.u.transpose(1, 2).contiguous().transpose(1, 2)  # cuBLAS multiplies faster by columns
         products, hiddens = [], []
-        for (before, after), output in zip(reversed(ctx.steps), reversed(outputs.unbind(0)), strict=True):
+        for (before, after), output in zip(reversed(ctx.steps), reversed(outputs.unbind(1)), strict=True):
             h, *rest = state
             product, hidden, direct, *rest = torch.autograd.grad(after, before, (h + output, *rest), allow_unused=True)
             h = torch.bmm(hidden, u) if direct is None else torch.baddbmm(direct, hidden, u)
@@ -183,7 +201,7 @@ class _StackedRecurrence(Function):
         d_hidden = torch.stack(hiddens[::-1], 1).flatten(1, 2)
         h_before = torch.stack([before[2].detach() for before, _ in ctx.steps], 1).flatten(1, 2)
         d_u = torch.bmm(d_hidden.transpose(1, 2), h_before)
-        return None, torch.stack(products[::-1]), d_u, d_hidden.sum(1) if ctx.biased else None, *state
+        return None, torch.stack(products[::-1], 1), d_u, d_hidden.sum(1) if ctx.biased else None, *state
 
 
 def _step(cell: Cell, x: Tensor, h: Tensor, *state: Tensor) -> State:

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from fedcat.engines.gradients.trials import trial_step
 from fedcat.engines.gradients.triton.conv2d import fast_conv2d
-from fedcat.engines.gradients.vmap import VmapConvGradients, VmapGradients
+from fedcat.engines.gradients.vmap import VmapGradients, VmapTritonGradients
 from fedcat.methods import FedAvg
 
 DEVICE = DEVICES[-1]
@@ -70,7 +70,7 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.BatchNorm2d(4)])
 def test_gradients_of_a_net_with_them_are_autograds(norm):
     layout, fed = layout_of(Residual(norm), torch.float32, DEVICE), federation([3, 5])
-    made = VmapConvGradients(layout, fed.train.to(layout.device))
+    made = VmapTritonGradients(layout, fed.train.to(layout.device))
     step = trial_step(made, 2, 3)
     right = VmapGradients(layout, made.pool)
     for mine, plain in zip(made.of(step), right.of(step), strict=True):
@@ -87,5 +87,5 @@ def test_a_net_with_them_agrees_with_the_sequential_engine(norm):
         sim = simulate(FedAvg, federation([3, 5]), layout, engine, rounds=1, k=2, epochs=1, join_lone=True)
         drive(sim)
         rows.append(sim.method.row)
-    assert sim.engine.kernels(sim.task).startswith("torch.vmap with Triton convolutions, captured: ")
+    assert sim.engine.kernels(sim.task).startswith("torch.vmap with Triton kernels, captured: ")
     assert apart(rows[1], rows[0]) < 1e-5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import torch
+from torch import nn
 
 from fedcat.engines.base import Job
 from fedcat.engines.batch_order import drawn_by, local_of
@@ -13,8 +14,7 @@ from fedcat.engines.gradients.chain import Chain, chain_of
 from fedcat.engines.gradients.manual import manual_gradients
 from fedcat.engines.gradients.outputs_loss import OutputsLoss, SeesMore
 from fedcat.engines.gradients.trials import disagrees
-from fedcat.engines.gradients.vmap import VmapConvGradients, VmapGradients
-from fedcat.models.traits import convolved
+from fedcat.engines.gradients.vmap import VmapGradients, VmapTritonGradients
 from fedcat.protocol.task import Task, stack
 
 LARGEST_BATCH = 1024
@@ -36,20 +36,21 @@ def captured_gradients(job: Job, batch: int, precision: str) -> tuple[Gradients,
     found = task.layout.once(("kernels", key), lambda: _triton(job, batch, precision))
     if not isinstance(found, str):
         return found, ""
-    fast = task.layout.once(("convolutions", key), lambda: _fast_convolutions(job, batch, precision))
-    return _vmap(task, precision, VmapConvGradients if fast else VmapGradients), found
+    fast = task.layout.once(("layers", key), lambda: _fast_layers(job, batch, precision))
+    return _vmap(task, precision, VmapTritonGradients if fast else VmapGradients), found
 
 
 def _vmap(task: Task, precision: str, kind: type[VmapGradients] = VmapGradients) -> Gradients:
     return kind(task.layout, task.pool, precision, task.rule, task.loss)
 
 
-def _fast_convolutions(job: Job, batch: int, precision: str) -> bool:
-    """Return whether Triton kernels compute a net's convolutions under `torch.vmap`."""
+def _fast_layers(job: Job, batch: int, precision: str) -> bool:
+    """Return whether Triton kernels compute a net's convolutions and LSTMs under `torch.vmap`."""
     task, _ = job
-    if not convolved(task.layout) or _no_kernels(task, batch):
+    has_some = any(isinstance(module, nn.Conv2d | nn.LSTM) for module in task.layout.net.modules())
+    if not has_some or _no_kernels(task, batch):
         return False
-    return not disagrees(_vmap(task, precision, VmapConvGradients), batch, _first_inputs(job))
+    return not disagrees(_vmap(task, precision, VmapTritonGradients), batch, _first_inputs(job))
 
 
 def _triton(job: Job, batch: int, precision: str) -> Gradients | str:

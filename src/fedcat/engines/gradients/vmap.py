@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ class VmapGradients(Gradients):
         with (
             torch.enable_grad(),
             plain_attention(),
-            unrolled_recurrence(),
             unchanged(rule, "loss", *inputs.values()),
         ):
             losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, None if mask is None else 0, 0))(
@@ -49,23 +48,26 @@ class VmapGradients(Gradients):
         self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor | None, inputs: Inputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
         net = self.layout.bind(parameters, buffers)
-        with masked_batch_norm(mask), self._convolutions():
+        with masked_batch_norm(mask), self._kernels():
             return self.rule.loss(net, Batch(x, y, mask, self.loss), LossInputs(**inputs)), net.buffers
 
-    def _convolutions(self) -> AbstractContextManager[Any]:
-        """Return a context in which 2D convolutions are computed: PyTorch's own."""
-        return nullcontext()
+    def _kernels(self) -> AbstractContextManager[Any]:
+        """Return a context in which layers are computed: by PyTorch alone."""
+        return unrolled_recurrence()
 
 
-class VmapConvGradients(VmapGradients):
-    """The same with 2D convolutions in Triton kernels."""
+class VmapTritonGradients(VmapGradients):
+    """The same with 2D convolutions and LSTMs in Triton kernels."""
 
-    name = "torch.vmap with Triton convolutions"
+    name = "torch.vmap with Triton kernels"
 
-    def _convolutions(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
         from fedcat.engines.gradients.triton.conv2d import fast_conv2d
+        from fedcat.engines.gradients.triton.lstm import fast_lstm
 
-        return fast_conv2d(self.precision)
+        with fast_conv2d(self.precision), fast_lstm(self.precision):
+            yield
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:

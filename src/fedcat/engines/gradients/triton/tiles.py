@@ -80,3 +80,10 @@ def linear_tiles(mode: str) -> tuple[Tile, Tile, Tile]:
     if mode == "ieee":
         return _tile(warps=2, stages=3, BN=16, BK=64), _tile(BN=32, BK=32), _tile(BO=32, BI=32)
     return _tile(stages=4, BN=32, BK=128), _tile(stages=3, BN=64, BK=32), _tile(BO=64, BI=128)
+
+
+def lstm_tiles(mode: str) -> tuple[Tile, Tile]:
+    """Return the tiles of an LSTM's step, forward and backward."""
+    if mode == "ieee":
+        return _tile(warps=2, stages=3, BM=16, BU=32, BK=32), _tile(warps=2, stages=3, BM=16, BU=32, BK=64)
+    return _tile(warps=2, stages=3, BM=32, BU=16, BK=32), _tile(stages=3, BM=32, BU=32, BK=64)
