@@ -61,6 +61,9 @@ class _MaskedBatchNorm(Function):
 
     Their share in a gradient is s_b = mask_b / (real values per channel), hence
     dx = weight / sqrt(var + eps) * (dy - s * sum(dy) - s * z * sum(dy * z)).
+
+    A GPU waits for memory here, so values are read and written as few times as possible: dx is a sum of dy, x and a
+    constant, with one factor each per sample and channel.
     """
 
     generate_vmap_rule = True
@@ -71,7 +74,7 @@ class _MaskedBatchNorm(Function):
         share = real / (real.sum() * inner.shape[2])
         mean = share @ inner.sum(2)
         apart = inner - mean[:, None]
-        variance = share @ apart.square().sum(2)
+        variance = share @ torch.linalg.vector_norm(apart, dim=2).square()
         scale = weight * torch.rsqrt(variance + eps)
         return torch.addcmul(bias[:, None], apart, scale[:, None]).view(x.shape), mean, variance
 
@@ -88,11 +91,12 @@ class _MaskedBatchNorm(Function):
         x, weight, real, mean, variance = ctx.saved_tensors
         shape, x, dy = x.shape, _inner(x), _inner(dy)
         inverse = torch.rsqrt(variance + ctx.eps)
-        z = (x - mean[:, None]) * inverse[:, None]
-        summed, along = dy.sum((0, 2)), (dy * z).sum((0, 2))
-        share = (real / (real.sum() * x.shape[2]))[:, None, None]
-        moved = torch.addcmul(summed[:, None], z, along[:, None])
-        dx = (weight * inverse)[:, None] * (dy - share * moved)
+        summed = dy.sum((0, 2))
+        along = ((dy * x).sum((0, 2)) - mean * summed) * inverse
+        share = (real / (real.sum() * x.shape[2]))[:, None]
+        scale, slope = weight * inverse, along * inverse
+        constant, by_x = -scale * share * (summed - mean * slope), -scale * share * slope
+        dx = torch.addcmul(torch.addcmul(constant[:, :, None], x, by_x[:, :, None]), dy, scale[:, None])
         return dx.view(shape), along, summed, None, None
 
 
