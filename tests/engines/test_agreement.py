@@ -11,6 +11,7 @@ from fedcat.engines import EngineChoice, StackedEngine, make, pick
 from fedcat.engines.evaluation import Evaluation, evaluate
 from fedcat.engines.gradients import trials
 from fedcat.engines.gradients.vmap import VmapGradients
+from fedcat.engines.rule_rows import groups
 from fedcat.methods import FedAvg, FedCat
 from fedcat.models.losses import cross_entropy
 from fedcat.models.metrics import make_metrics
@@ -286,9 +287,14 @@ def test_stack_sizes(device):
     gradients = VmapGradients(layout, pool)
     assert trials.stack_size(gradients, 4, exact=False) == trials.StackSize(1, None)
     exact = trials.stack_size(gradients, 4, exact=True)
-    assert exact in (trials.StackSize(2, None), trials.StackSize(trials.FIXED, trials.FIXED))
+    fixed = trials.StackSize(trials.FIXED, trials.FIXED, row_by_row=True)
+    assert exact in (trials.StackSize(2, None), fixed)
     if device != "cpu":
-        assert exact.most == trials.FIXED
+        assert exact == fixed
+    gradients.independent = True
+    alone = trials.stack_size(gradients, 4, exact=True)
+    assert (alone.least, alone.most) == (1, None)
+    assert [part.stop for part in groups(3, alone)] == [1, 2, 3]  # a rule's sums are not independent
 
 
 def test_a_net_whose_bits_depend_on_the_size_of_a_stack_is_found_out():
@@ -304,7 +310,7 @@ def test_a_net_whose_bits_depend_on_the_size_of_a_stack_is_found_out():
 
     fed = federation(SIZES)
     gradients = VmapGradients(layout_of(Odd()), fed.train)
-    assert trials.stack_size(gradients, 4, exact=True) == trials.StackSize(trials.FIXED, trials.FIXED)
+    assert trials.stack_size(gradients, 4, exact=True) == trials.StackSize(trials.FIXED, trials.FIXED, row_by_row=True)
 
 
 def test_exact_mode_trains_a_net_that_mixes_samples_one_at_a_time():

@@ -25,8 +25,8 @@ class RuleRows:
     """The rows of a launch that share one rule, whose row algebra runs on all of them at once.
 
     In exact mode no bit may depend on the number of rows. If all stacks of two or more rows give the same bits, a
-    single row is doubled. If the size of a stack is fixed, the algebra runs row by row, because sums over a row can
-    then depend even on its memory address; unless the rule is `elementwise`, which depends on nothing.
+    single row is doubled. Elsewhere, as on a GPU, the algebra runs row by row, because sums over a row can then depend
+    even on its memory address; unless the rule is `elementwise`, which depends on nothing.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class RuleRows:
     ) -> None:
         self.rule, self.first, self.stop = rule, first, first + len(jobs)
         self.size = StackSize() if rule.elementwise else size
-        self.exact = size.least > 1
+        self.exact = size != StackSize()
         self.jobs, self.steps = jobs, steps
         self.start = starts[:, : jobs[0][0].layout.parameter_size]
         self.sent, self.memory = stack([hop.sent for _, hop in jobs]), stack([hop.memory for _, hop in jobs])
@@ -186,7 +186,7 @@ class Finished(NamedTuple):
 
 def groups(count: int, size: StackSize) -> list[RowIndex] | None:
     """Return which rows the row algebra processes together, or None for all rows at once."""
-    if size.most is not None:
+    if size.row_by_row:
         return [slice(row, row + 1) for row in range(count)]
     if count < size.least:
         return [np.minimum(np.arange(size.least), count - 1)]

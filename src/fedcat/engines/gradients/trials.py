@@ -78,10 +78,14 @@ def _apart(layout: Layout, found: Found, right: Found) -> float:
 
 @dataclass(frozen=True)
 class StackSize:
-    """Bounds on the rows of a stack: smaller ones are padded with copies of a row, larger ones are split."""
+    """Bounds on the rows of a stack: smaller ones are padded with copies of a row, larger ones are split.
+
+    With `row_by_row`, the row algebra of rules and the norms of gradients are computed for one row at a time.
+    """
 
     least: int = 1
     most: int | None = None
+    row_by_row: bool = False
 
 
 def stack_size(gradients: Gradients, batch: int, exact: bool) -> StackSize:
@@ -89,13 +93,15 @@ def stack_size(gradients: Gradients, batch: int, exact: bool) -> StackSize:
 
     On a CPU that is tried: for most nets, all stacks of two or more rows give the same bits.
     """
-    if not exact or gradients.independent:
+    if not exact:
         return StackSize()
+    if gradients.independent:
+        return StackSize(row_by_row=True)
     if gradients.layout.device.type == "cpu":
         key = ("stack size", gradients.pool.id, gradients.name, gradients.loss, batch, torch.get_num_threads())
         if not gradients.layout.once(key, lambda: _size_matters(gradients, batch)):
             return StackSize(least=2)
-    return StackSize(FIXED, FIXED)
+    return StackSize(FIXED, FIXED, row_by_row=True)
 
 
 def _size_matters(gradients: Gradients, batch: int) -> bool:
