@@ -93,4 +93,4 @@ def test_the_initial_weights_are_made_under_the_seeds_own_stream():
     for seed in (0, 7):
         sim = Builder().build({**given, "seed": seed, "data_seed": 4})
         net = digits_net(torch_seed(philox(seed, 2)))
-        assert torch.equal(sim.method.models()["global"], Layout(net).pack(net))
+        assert torch.equal(sim.method.models()["global"].cpu(), Layout(net).pack(net))

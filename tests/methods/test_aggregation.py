@@ -109,10 +109,11 @@ def test_options_are_set_and_swept_by_name():
     def trimmed(rows, weights, start, *, trim: int = 1):
         return rows.sort(dim=0).values[trim : len(rows) - trim].mean(dim=0)
 
-    found = fedcat.compare(["fedavg"], 1, {"aggregator_trim": [1, 2]}, aggregator=trimmed, **SHORT)
+    words = {**SHORT, "aggregator": trimmed, "exact": True}
+    found = fedcat.compare(["fedavg"], 1, {"aggregator_trim": [1, 2]}, **words)
     assert [variant.label for variant in found] == ["fedavg aggregator_trim=1", "fedavg aggregator_trim=2"]
     losses = [variant.results[0].history[-1].loss for variant in found]
-    single = fedcat.run(method="fedavg", aggregator=trimmed, aggregator_options={"trim": 2}, **SHORT)
+    single = fedcat.run(method="fedavg", aggregator_options={"trim": 2}, **words)
     assert losses[1] == single.history[-1].loss != losses[0]
     by_class = fedcat.run(method="fedcat", aggregator=Slow, aggregator_share=0.3, **SHORT)
     assert by_class.settings.aggregator_options == {"share": 0.3}
