@@ -6,6 +6,7 @@ from helpers import apart
 from torch.func import vmap
 from torch.nn import functional
 
+from fedcat.core.errors import SettingError
 from fedcat.models.batch_norm import masked_batch_norm
 
 REAL = (4, 6)
@@ -44,3 +45,21 @@ def test_evaluation_is_left_alone():
     right = functional.batch_norm(x, mean, var)
     with masked_batch_norm(torch.tensor([1.0, 1, 0, 0])):
         assert torch.equal(functional.batch_norm(x, mean, var), right)
+
+
+def test_several_versions_of_a_batch_are_padded_alike():
+    torch.manual_seed(0)
+    x, weight, bias = torch.rand(4, 3), torch.rand(3), torch.rand(3)
+    mask = torch.tensor([1.0, 1, 1, 0])
+    with masked_batch_norm(mask):
+        both = functional.batch_norm(torch.cat([x, 2 * x]), None, None, weight, bias, training=True)
+    real = functional.batch_norm(torch.cat([x[:3], 2 * x[:3]]), None, None, weight, bias, training=True)
+    assert apart(both[mask.repeat(2) > 0], real) < 1e-6
+
+
+def test_samples_that_are_no_batch_are_refused_with_the_remedy():
+    with (
+        masked_batch_norm(torch.tensor([1.0, 1, 0, 0])),
+        pytest.raises(SettingError, match=r'gave 6 samples .* a batch has 4: .* engine="sequential"'),
+    ):
+        functional.batch_norm(torch.rand(6, 3), None, None, training=True)

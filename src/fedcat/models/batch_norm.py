@@ -12,6 +12,8 @@ from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fedcat.core.errors import SettingError
+
 
 def masked_batch_norm(mask: Tensor | None) -> AbstractContextManager[Any]:
     """Leave out padded samples of a batch, where `mask` [B] is 0, in the statistics of `functional.batch_norm`."""
@@ -46,7 +48,7 @@ class _Masked(TorchFunctionMode):
             return functional.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
         weight = x.new_ones(x.shape[1]) if weight is None else weight
         bias = x.new_zeros(x.shape[1]) if bias is None else bias
-        real = self.mask.to(x.dtype)
+        real = self._real(len(x)).to(x.dtype)
         out, mean, variance = _MaskedBatchNorm.apply(x, weight, bias, real, eps)  # type: ignore[no-untyped-call]
         if running_mean is not None and running_var is not None:
             count = real.sum() * x[0, 0].numel()
@@ -54,6 +56,17 @@ class _Masked(TorchFunctionMode):
             running_var.mul_(1 - momentum).add_(momentum * variance * (count / (count - 1)))
         found: Tensor = out
         return found
+
+    def _real(self, samples: int) -> Tensor:
+        """Return which of a net's inputs are real samples: the batch, or several versions of it one after another."""
+        versions, rest = divmod(samples, len(self.mask))
+        if rest:
+            raise SettingError(
+                f"a loss gave {samples} samples to a net with BatchNorm, but a batch has {len(self.mask)}: batches of "
+                "several clients are padded to one length, and BatchNorm must leave out padded samples; give the net "
+                'the batch, or several versions of it joined by torch.cat, or set engine="sequential"'
+            )
+        return self.mask if versions == 1 else self.mask.repeat(versions)
 
 
 class _MaskedBatchNorm(Function):

@@ -59,16 +59,43 @@ def test_the_sequential_engine_never_pads_and_takes_such_a_loss():
     assert torch.allclose(run(Unmasked(), "sequential"), run(Masked(), "stacked"), atol=1e-12)
 
 
-@pytest.mark.parametrize("batch_size", [4, 100])
-def test_batch_normalization_leaves_out_what_pads_a_batch(batch_size):
-    def net():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+def normalized():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
 
-    rows = [run(Masked(), engine, net(), batch_size=batch_size, join_lone=True) for engine in ("sequential", "stacked")]
+
+@dataclass(frozen=True)
+class TwoViews(LocalRule):
+    """Trains on two views of each sample, which pass the net together."""
+
+    def loss(self, net, batch, inputs):
+        one, other = net.logits(torch.cat([batch.x, 1.1 * batch.x])).chunk(2)
+        return batch.mean(batch.losses(one) + 0.1 * (one - other).square().sum(1))
+
+
+@pytest.mark.parametrize("rule", [Masked(), TwoViews()])
+@pytest.mark.parametrize("batch_size", [2, 4, 100])
+def test_batch_normalization_leaves_out_what_pads_a_batch(batch_size, rule):
+    words = {"batch_size": batch_size, "join_lone": True}
+    rows = [run(rule, engine, normalized(), **words) for engine in ("sequential", "stacked")]
     assert torch.allclose(*rows, atol=1e-10)
     with pytest.raises(SettingError, match="loss changes if its batch is padded"):
-        run(Unmasked(), "stacked", net(), batch_size=batch_size, join_lone=True)
+        run(Unmasked(), "stacked", normalized(), **words)
+
+
+@pytest.mark.parametrize("others", [5, 6, 10])
+def test_batch_normalization_of_other_samples_needs_the_sequential_engine(others):
+    @dataclass(frozen=True)
+    class Anchored(LocalRule):
+        """Also sees samples that are no batch, some of which are as many as a padded batch or two have."""
+
+        def loss(self, net, batch, inputs):
+            anchors = torch.linspace(-1, 1, others * 64, dtype=batch.x.dtype).view(others, 64)
+            return super().loss(net, batch, inputs) + net.logits(anchors).square().mean()
+
+    with pytest.raises(SettingError, match='engine="sequential"'):
+        run(Anchored(), "stacked", normalized(), batch_size=4, join_lone=True)
+    run(Anchored(), "sequential", normalized(), batch_size=4, join_lone=True)
 
 
 def lines():

@@ -55,7 +55,8 @@ class _Trial:
         rule = self.task.rule
         self.name = f"{type(rule).__name__}.loss" if rule.own_loss else f"loss {label_of(self.task.loss)!r}"
         index, lengths = batches(*job)
-        pool, extra = self.task.pool, min(EXTRA, self.task.padding - 1)
+        least = 2 if self.task.join_lone else 1  # a net with BatchNorm cannot train on one sample
+        pool, extra = self.task.pool, min(EXTRA, self.task.padding - least)
         self.real = torch.from_numpy(index[0, : min(lengths[0], self.task.padding - extra)]).to(pool.y.device)
         others = torch.linspace(0, len(pool) - 1, extra, device=self.real.device).long()
         self.padded = torch.cat([self.real, others])
