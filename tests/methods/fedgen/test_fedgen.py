@@ -214,6 +214,39 @@ def test_a_net_with_buffers_has_its_features_too():
     assert torch.isfinite(sim.method.row).all()
 
 
+def test_a_head_normalizes_the_features_of_each_term_alone():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU())
+            self.head = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 10))
+
+        def forward(self, x):
+            return self.head(self.features(x))
+
+    torch.manual_seed(0)
+    layout = layout_of(Net())
+    parameters, buffers = (layout.pack(layout.net)[part] for part in (slice(None, -12), slice(-12, None)))
+    nets = [layout.bind(layout.parameter_views(parameters), layout.buffer_views(buffers)) for _ in range(2)]
+    generator = Generator(noise=3, classes=10, hidden=5, latent=6)
+    x, y, row = FED.train.inputs(slice(0, 3), torch.float64), FED.train.y[:3], generator.initial().double()
+    noises = {name: torch.rand(3, 3).double() for name in ("noise", "own_noise")}
+    inputs = LossInputs(parameters, {"generator": row}, {}, {}, {**noises, "labels": y, "a": 1.0, "b": 1.0})
+    GeneratorRule(generator, 1.0, 1.0, 1.0, 0).loss(nets[0], Batch(x, y), inputs)
+    nets[1].logits(x)
+    for noise in noises.values():
+        nets[1].head(generator.generate(row, generator.inputs(noise, y)))
+    for name, after in nets[1].buffers.items():
+        assert torch.allclose(nets[0].buffers[name], after, atol=1e-14)
+    sims = [
+        simulate(FedGen, FED, layout, engine, options=SMALL, rounds=3, join_lone=True)
+        for engine in ("sequential", "stacked")
+    ]
+    drive(*sims[:1])
+    drive(*sims[1:])
+    assert torch.allclose(sims[0].method.row, sims[1].method.row, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", ["hidden", "noise", "generator_batch"])
 def test_a_size_that_cannot_be_is_named(name):
     with pytest.raises(SettingError, match=f"^{name} must be at least"):

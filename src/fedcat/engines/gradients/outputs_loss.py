@@ -7,7 +7,7 @@ layer alone.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -78,7 +78,9 @@ class _Unseen:
 
 
 class _SeenNet:
-    """Stands for the net: it knows its outputs on the batch and has its last layer."""
+    """Stands for the net: it knows its outputs on the batch and has its last layer, but no buffers."""
+
+    buffers: ClassVar[Tensors] = {}
 
     def __init__(self, net: BoundNet, x: _Unseen, outputs: Tensor) -> None:
         self._net, self._x, self._outputs = net, x, outputs

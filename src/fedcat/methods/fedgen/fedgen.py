@@ -75,9 +75,11 @@ class GeneratorRule(LocalRule):
         size = len(batch.y)
         labels, noise, own_noise = (drawn[name][:size] for name in ("labels", "noise", "own_noise"))
         given = generator.inputs(torch.cat([noise, own_noise]), torch.cat([labels, batch.y]))
-        made = net.head(generator.generate(row, given))  # both terms' features at once
-        teacher = batch.mean(cross_entropy(made[:size], labels))
-        target = functional.log_softmax(made[size:].detach(), -1)
+        features = generator.generate(row, given)
+        # both terms at once, unless the head may normalize a batch
+        made, own = map(net.head, features.chunk(2)) if net.buffers else net.head(features).chunk(2)
+        teacher = batch.mean(cross_entropy(made, labels))
+        target = functional.log_softmax(own.detach(), -1)
         divergence = (target.exp() * (target - functional.log_softmax(logits, -1))).sum(-1)
         return loss + drawn["a"] * teacher + drawn["b"] * batch.mean(divergence)
 
