@@ -11,6 +11,7 @@ import torch
 from helpers import DEVICES, apart, digits_net, drive, federation, layout_of, simulate, small_net
 from torch import nn
 
+from fedcat.core.errors import SettingError
 from fedcat.data.federation import EvaluationSet
 from fedcat.engines import StackedEngine
 from fedcat.engines.batch_order import batch_lengths
@@ -64,7 +65,8 @@ class Uploads(LocalRule):
 
     def finish(self, start, end, steps, lr, momentum, sent, memory):
         first = end[:, :1]
-        return {"log": first.log(), "steps": steps.long(), "flag": first > 0, "none": end[:, :0]}, {"kept": first}
+        uploads = {"log": first.log(), "steps": steps.long(), "flag": first > 0, "none": end[:, :0]}
+        return {**uploads, "here": torch.ones(len(end)), "complex": torch.complex(first, end[:, 2:3])}, {"kept": first}
 
 
 @pytest.mark.parametrize("way", ["eager", "captured"])
@@ -338,6 +340,33 @@ def test_rules_that_draw_by_batch_size_train_with_several(captured):
         alone = simulate(FedGen, fed, layout, "sequential", batch_size=size, **words)
         drive(alone)
         assert apart(sim.method.row, alone.method.row) < 1e-10
+
+
+@pytest.mark.parametrize("way", ["eager", "captured"])
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [({"a": (4,)}, r"the same names .* \[\('a',\), \('a', 'b'\)\]"), ({"a": (1,), "b": ()}, r"'a' in the same shape")],
+)
+def test_what_clients_draw_must_be_alike_in_every_round(odd, message, way, request):
+    if way == "captured":
+        request.getfixturevalue("captured")
+
+    @dataclass(frozen=True)
+    class Draws(LocalRule):
+        def draw(self, rng, task, hop, steps):
+            shapes = odd if hop.round and hop.client % 2 else {"a": (4,), "b": ()}
+            return {name: torch.ones(steps, *shape) for name, shape in shapes.items()}
+
+        def loss(self, net, batch, inputs):
+            return super().loss(net, batch, inputs) * (1 + inputs.drawn["a"].sum())
+
+    class Drawing(FedAvg):
+        rule = Draws()
+
+    sim = simulate(Drawing, federation([8] * 6), layout_of(small_net(), torch.float64, DEVICE), "stacked", k=6)
+    with pytest.raises(SettingError, match=message):
+        drive(sim)
+    assert len(sim.history) == 1
 
 
 def test_rows_of_very_different_batches_do_not_share_a_launch(captured, monkeypatch):

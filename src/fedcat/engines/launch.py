@@ -170,8 +170,6 @@ def _seconds(begin: Any, end: Any) -> float:
 def padded(rows: list[dict[str, Tensor]], count: int, steps: int) -> dict[str, Tensor]:
     """Return the numbers that rows have drawn, see `Launch.drawn`, as [count, steps, ...], padded with zeros."""
     found = {}
-    if any(row.keys() != rows[0].keys() for row in rows):
-        raise SettingError(f"a rule must draw the same names for all clients, got {sorted({*map(tuple, rows)})}")
     for name, first in rows[0].items():
         found[name] = torch.zeros(count, steps, *first.shape[1:], dtype=first.dtype)
     fill(found, rows)
@@ -180,6 +178,11 @@ def padded(rows: list[dict[str, Tensor]], count: int, steps: int) -> dict[str, T
 
 def fill(to: dict[str, Tensor], rows: list[dict[str, Tensor]]) -> None:
     """Write the numbers of rows into such tensors."""
-    for row, drawn in enumerate(rows):
-        for name, values in drawn.items():
-            to[name][row, : len(values)] = values
+    if any(row.keys() != to.keys() for row in rows):
+        raise SettingError(f"a rule must draw the same names for all clients, got {sorted({*map(tuple, rows)})}")
+    for name, memory in to.items():
+        shapes = {tuple(drawn[name].shape[1:]) for drawn in rows}
+        if shapes != {tuple(memory.shape[2:])}:
+            raise SettingError(f"a rule must draw {name!r} in the same shape for all clients, got {sorted(shapes)}")
+        for row, drawn in zip(memory, rows, strict=False):  # there may be more memory than rows
+            row[: len(drawn[name])] = drawn[name]

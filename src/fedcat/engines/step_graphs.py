@@ -142,7 +142,7 @@ class StepGraphs:
         for mine, new in zip(self.rule_rows, launch.rule_rows, strict=True):
             mine.load(new)
         if self.drawn:
-            fill(self._staging[0].memory, launch.drawn)
+            fill({name: self._staging[0].memory[name] for name in self.drawn}, launch.drawn)
             self._staging[0].upload(self.drawn)
 
     def _upload(self, launch: Launch, steps: int) -> None:
