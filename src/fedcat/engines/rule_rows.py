@@ -142,7 +142,7 @@ class RuleRows:
             uploads, memory = (
                 {n: torch.cat([part[n] for part in parts]) for n in parts[0]} for parts in zip(*found, strict=True)
             )
-        found = [largest(part) for part in (mine, *uploads.values(), *memory.values())]
+        found = [largest(part).to(mine.device) for part in (mine, *uploads.values(), *memory.values())]
         return Finished(uploads, memory, found[0] if len(found) == 1 else torch.stack(found).amax(0))
 
     def replies(
@@ -196,11 +196,9 @@ def groups(count: int, size: StackSize) -> list[RowIndex] | None:
 def largest(rows: Tensor) -> Tensor:
     """Return the largest magnitude in each row, [R], NaN if there is one: faster than a test of every number."""
     flat = rows.reshape(len(rows), -1)
-    return (
-        flat.abs().amax(1).double()
-        if flat.dtype.is_floating_point and flat.numel()
-        else rows.new_zeros(len(rows), dtype=torch.float64)
-    )
+    if flat.numel() and (rows.is_floating_point() or rows.is_complex()):
+        return flat.abs().amax(1).double()
+    return rows.new_zeros(len(rows), dtype=torch.float64)
 
 
 def norms(rows: Tensor, size: StackSize) -> Tensor:
