@@ -11,6 +11,7 @@ from torch.nn import functional
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
 from fedcat.methods.client_memory import ClientMemory
+from fedcat.methods.fedprox import ProximalRule
 from fedcat.models.losses import cross_entropy, mse
 from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, ReadOnly
 from fedcat.protocol.task import Task
@@ -207,6 +208,23 @@ def test_a_plain_rule_changes_sends_keeps_and_draws_nothing():
     assert rule.draw(np.random.default_rng(0), None, None, 3) == {}
     assert rule.report(None, None) == {}
     assert rule.local(None, 0) == {}
+
+
+def test_a_rule_that_overrides_row_algebra_is_not_elementwise_unless_it_says_so():
+    class Pulled(ProximalRule):
+        pass
+
+    class Normed(ProximalRule):
+        def gradient(self, g, p, start, sent, memory):
+            return super().gradient(g, p, start, sent, memory) / g.norm(dim=1, keepdim=True)
+
+    class Doubled(ProximalRule):
+        elementwise = True
+
+        def after(self, p, lr, sent, memory):
+            return 2 * p
+
+    assert [rule.elementwise for rule in (LocalRule, Pulled, Normed, Doubled)] == [False, True, False, True]
 
 
 def test_rules_that_share_the_loss_share_a_launch():

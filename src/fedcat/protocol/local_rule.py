@@ -128,16 +128,22 @@ class LocalRule:
         Whether the rule is made for steps of SGD, so that another local optimizer is refused.
     elementwise : bool
         Whether `gradient` and `after` add, subtract and multiply numbers at the same place only, with no sums or norms
-        over a row. Exact mode then need not run them row by row.
+        over a row. Exact mode then need not run them row by row. A class that overrides one of them says it anew.
     """
 
     needs_sgd: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        own = vars(cls)
+        if "elementwise" not in own and ("gradient" in own or "after" in own):
+            cls.elementwise = False
+
     def draw(self, rng: np.random.Generator, task: Task, hop: Hop, steps: int) -> dict[str, Tensor]:
         """Return the random numbers that `loss` needs: tensors with a leading dimension `steps`.
 
-        All clients draw the same names in a round. `rng` has its own key and cannot be spawned.
+        All clients draw the same names and shapes. `rng` has its own key and cannot be spawned. For a GPU, several
+        threads draw for several clients.
         """
         return {}
 
