@@ -74,9 +74,8 @@ class ClusteredSelector:
         updated = [self._places.setdefault(client, len(self._places)) for client in changes]
         rows, count = torch.stack(list(changes.values())), len(self._places)
         self._store(rows, updated)
-        others = torch.cat([self._changes[:count], torch.zeros_like(rows[:1])])  # the last is who has not taken part
-        found = distances(rows, others, self.similarity)
-        found, sizes = found[:, :count], found[:, count]
+        found = distances(rows, self._changes[:count], self.similarity)
+        sizes = distances(rows, torch.zeros_like(rows[:1]), self.similarity)[:, 0]  # to who has not taken part
         found[np.arange(len(updated)), updated] = 0.0
         found[:, updated] = np.maximum(found[:, updated], found[:, updated].T)
         fresh = count - len(self._sizes)
