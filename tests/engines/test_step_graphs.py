@@ -17,6 +17,7 @@ from fedcat.engines import StackedEngine
 from fedcat.engines.batch_order import batch_lengths
 from fedcat.engines.captured import SHARE
 from fedcat.engines.evaluation import outputs_of, outputs_stacked
+from fedcat.engines.rule_rows import largest
 from fedcat.engines.step_graphs import FIRST, StepGraphs, widths
 from fedcat.methods import FedAvg, FedCat, FedGen, FedProx, Scaffold
 from fedcat.models.nets import Net
@@ -61,12 +62,12 @@ def test_methods_with_different_rules_share_a_launch(captured, monkeypatch):
 
 
 class Uploads(LocalRule):
-    """Uploads the first parameter's logarithm, the number of steps, a flag and nothing."""
+    """Uploads the first parameter's logarithm, the number of steps, a flag, nothing, and something on the host."""
 
     def finish(self, start, end, steps, lr, momentum, sent, memory):
         first = end[:, :1]
         uploads = {"log": first.log(), "steps": steps.long(), "flag": first > 0, "none": end[:, :0]}
-        return {**uploads, "here": torch.ones(len(end)), "complex": torch.complex(first, end[:, 2:3])}, {"kept": first}
+        return {**uploads, "host": torch.ones(len(end))}, {"kept": first}
 
 
 @pytest.mark.parametrize("way", ["eager", "captured"])
@@ -83,6 +84,15 @@ def test_replies_say_whether_all_numbers_are_finite(way, request):
     jobs = [(task, replace(hop, copy=i, start=s, lr=0.0)) for i, s in enumerate(starts)]
     replies = sim.engine.train(jobs)
     assert [reply.finite for reply in replies] == [True, False, False, False, True]
+
+
+def test_the_largest_magnitude_of_a_row_tells_whether_its_numbers_are_finite():
+    rows = torch.tensor([[1.0, -3.0], [torch.nan, 2.0], [-torch.inf, 0.0]], dtype=torch.float64)
+    right = torch.tensor([3.0, torch.nan, torch.inf], dtype=torch.float64)
+    for given in (rows, rows.float()[:, :, None], torch.complex(torch.zeros_like(rows), rows)):
+        assert torch.equal(largest(given).nan_to_num(-1), right.nan_to_num(-1))
+    for given in (torch.ones(3, 2, dtype=torch.int64), torch.ones(3, 2) > 0, torch.ones(3, 0)):
+        assert torch.equal(largest(given), torch.zeros(3, dtype=torch.float64))
 
 
 def test_many_runs_train_as_two_halves_that_take_turns(captured, monkeypatch):

@@ -13,6 +13,7 @@ from fedcat.methods import FedAvg
 from fedcat.methods.base import run_server_work
 from fedcat.methods.fedgen.fedgen import FedGen, GeneratorRule
 from fedcat.methods.fedgen.generator import Generator
+from fedcat.models.nets import Net
 from fedcat.protocol.local_rule import Batch, LossInputs
 from fedcat.protocol.reply import Reply, Status
 
@@ -199,34 +200,18 @@ def test_a_net_without_parts_is_told_what_is_missing():
 
 
 def test_a_net_with_buffers_has_its_features_too():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU())
-            self.head = nn.Linear(6, 10)
-
-        def forward(self, x):
-            return self.head(self.features(x))
-
-    sim = simulate(FedGen, federation([6] * 6), layout_of(Net(), torch.float32), options=SMALL, rounds=2, k=3)
+    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 10))
+    sim = simulate(FedGen, federation([6] * 6), layout_of(net, torch.float32), options=SMALL, rounds=2, k=3)
     drive(sim)
     assert sim.method.rule.generator.latent == 6
     assert torch.isfinite(sim.method.row).all()
 
 
 def test_a_head_normalizes_the_features_of_each_term_alone():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU())
-            self.head = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 10))
-
-        def forward(self, x):
-            return self.head(self.features(x))
-
     torch.manual_seed(0)
-    layout = layout_of(Net())
-    parameters, buffers = (layout.pack(layout.net)[part] for part in (slice(None, -12), slice(-12, None)))
+    features, head = nn.Sequential(nn.Flatten(), nn.Linear(64, 6)), nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 10))
+    layout = layout_of(Net(features, head))
+    parameters, buffers = layout.pack(layout.net).tensor_split([layout.parameter_size])
     nets = [layout.bind(layout.parameter_views(parameters), layout.buffer_views(buffers)) for _ in range(2)]
     generator = Generator(noise=3, classes=10, hidden=5, latent=6)
     x, y, row = FED.train.inputs(slice(0, 3), torch.float64), FED.train.y[:3], generator.initial().double()
