@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: demo test check clean
+.PHONY: demo test check coverage clean
 
 demo: $(VENV)/installed
 	@mkdir -p runs
@@ -13,12 +14,15 @@ demo: $(VENV)/installed
 		--dataset digits --alpha 0.1 --rounds 100 --lr 0.03
 
 test: $(VENV)/installed-dev check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(PYTEST)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+coverage: $(VENV)/installed-dev
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
