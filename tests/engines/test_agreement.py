@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers import DEVICES, Attention, apart, digits_net, drive, federation, layout_of, simulate, small_net
 from torch import nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 
 from fedcat.data.federation import EvaluationSet
 from fedcat.engines import EngineChoice, StackedEngine, make, pick
@@ -306,7 +307,8 @@ def test_a_net_whose_bits_depend_on_the_size_of_a_stack_is_found_out():
             self.layer = nn.Linear(64, 10)
 
         def forward(self, x):
-            return self.layer(x.flatten(1)) * (1 + 1e-6 * torch._C._functorch.get_unwrapped(x).shape[0])
+            rows = get_unwrapped(x).shape[0] if is_batchedtensor(x) else 1
+            return self.layer(x.flatten(1)) * (1 + 1e-6 * rows)
 
     fed = federation(SIZES)
     gradients = VmapGradients(layout_of(Odd()), fed.train)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from helpers import DEVICES, Lines, apart, drive, federation, layout_of, simulate
+from helpers import DEVICES, Lines, apart, digits_net, drive, federation, layout_of, simulate
 from torch import nn
 from torch.func import functional_call, vmap
 
 from fedcat.engines import make, pick
 from fedcat.methods import FedCat
-from fedcat.models.recurrent import is_recurrent, unrolled_recurrence
+from fedcat.models.recurrent import unrolled_recurrence
 from fedcat.models.traits import traits
 
 LAYERS = {
@@ -121,5 +121,29 @@ def test_what_draws_packs_or_projects_cannot_be_stacked():
     assert "dropout" in traits(layout_of(Lines(nn.LSTM, num_layers=2, dropout=0.5)), fed.train).unstackable
     for net in (Packed(nn.LSTM), Lines(nn.LSTM, proj_size=3)):
         assert "torch.vmap cannot run it" in traits(layout_of(net), fed.train).unstackable
-    assert is_recurrent(Lines(nn.LSTM))
-    assert not is_recurrent(nn.Linear(2, 2))
+
+
+class ByHand(nn.Module):
+    """A net that calls the function of a cell and has no such module."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.u = nn.Parameter(torch.ones(6, 8)), nn.Parameter(torch.ones(6, 6))
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), 6)
+        for step in x[:, 0].unbind(1):
+            h = torch.rnn_tanh_cell(step, h, self.w, self.u)
+        return self.head(h)
+
+
+@pytest.mark.parametrize("net", [Lines(nn.LSTM), Lines(nn.GRU), ByHand()])
+def test_a_net_that_calls_them_is_recurrent(net):
+    found = traits(layout_of(net), federation([8] * 3).train)
+    assert found.recurrent
+    assert not found.unstackable
+
+
+def test_other_nets_are_not_recurrent():
+    assert not traits(layout_of(digits_net()), federation([8] * 3).train).recurrent

@@ -3,6 +3,7 @@ import pytest
 import torch
 from helpers import DEVICES, Attention, federation, layout_of
 from torch import nn
+from torch.nn import functional
 
 from fedcat.data.pool import Pool
 from fedcat.models.traits import traits
@@ -37,6 +38,21 @@ def test_a_plain_net_stacks(pool, device):
 def test_batch_normalisation_mixes_samples_and_refuses_one(pool):
     found = traits(layout_of(flat(nn.BatchNorm1d(6))), pool)
     assert (found.unstackable, found.mixes_samples, found.refuses_one) == ("", True, True)
+
+
+def test_batch_normalisation_is_seen_in_the_call_whatever_the_samples_are():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return functional.batch_norm(self.layer(x.flatten(1)), None, None, training=True)
+
+    equal = Pool(np.zeros((6, 1, 8, 8), np.uint8), np.zeros(6, np.int64))  # nothing shows that samples are mixed
+    for net in (flat(nn.BatchNorm1d(6)), Functional()):
+        assert traits(layout_of(net), equal).batch_norm
+    assert not traits(layout_of(flat(nn.GroupNorm(2, 6))), equal).batch_norm
 
 
 def test_group_normalisation_does_neither(pool):

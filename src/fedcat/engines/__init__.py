@@ -12,7 +12,6 @@ from fedcat.engines.sequential import SequentialEngine
 from fedcat.engines.stacked import StackedEngine
 from fedcat.engines.workers import WorkersEngine, can_fork
 from fedcat.models.layout import Layout
-from fedcat.models.recurrent import is_recurrent
 from fedcat.models.traits import traits
 
 NAMES = ("auto", "sequential", "stacked")
@@ -73,7 +72,7 @@ def pick(
         return EngineChoice(name, "as requested")
     if layout.device.type == "cuda":
         return EngineChoice("stacked", "on a GPU, stacking is faster for every net that can be stacked")
-    if is_recurrent(layout.net):
+    if found.recurrent:
         return EngineChoice("sequential", "recurrent layers: on a CPU, PyTorch's own are faster than stacks of them")
     if plain and manual_gradients(layout, pool, batch_size) is not None:
         return EngineChoice("stacked", "a small chain of layers: on a CPU, stacks of it are batched matrix products")

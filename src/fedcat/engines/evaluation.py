@@ -14,7 +14,6 @@ from fedcat.core.precision import plain_attention, precision_context
 from fedcat.data.federation import EvaluationSet
 from fedcat.models.layout import Layout, Tensors
 from fedcat.models.metrics import ClientScores, Metric
-from fedcat.models.recurrent import is_recurrent
 from fedcat.models.traits import traits
 
 Scores = dict[str, float]
@@ -96,8 +95,8 @@ def _outputs(jobs: Sequence[Evaluation]) -> Iterator[tuple[list[int], Tensor, Te
     for (layout, on, together), places in groups.items():
         rows = [jobs[positions[0]].row for positions in places.values()]
         targets = on.targets(layout.dtype)
-        stack = together and len(rows) > 1 and layout.device.type == "cuda" and not is_recurrent(layout.net)
-        stack = stack and not traits(layout, on.pool).unstackable
+        stack = together and len(rows) > 1 and layout.device.type == "cuda"
+        stack = stack and not traits(layout, on.pool).recurrent and not traits(layout, on.pool).unstackable
         outputs = outputs_stacked(layout, rows, on) if stack else (outputs_of(layout, row, on) for row in rows)
         for positions, out in zip(places.values(), outputs, strict=True):
             yield positions, out, targets

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -56,11 +56,6 @@ class unrolled_recurrence(TorchFunctionMode):
         return func(*args)
 
 
-def is_recurrent(net: nn.Module) -> bool:
-    """Return whether a net has such layers."""
-    return any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in net.modules())
-
-
 def _lstm(x: Tensor, h: Tensor, state: State) -> State:
     i, f, g, o = (x + h).chunk(4, -1)
     c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
@@ -89,6 +84,8 @@ CELLS: dict[Any, Cell] = {
     torch.rnn_tanh_cell: _tanh,
     torch.rnn_relu_cell: _relu,
 }
+RECURRENT = frozenset({*LAYERS, *CELLS})
+"""The functions that recurrent layers call."""
 
 
 def _layers(

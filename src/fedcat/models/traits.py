@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedcat.core.precision import plain_attention, precision_context
 from fedcat.data.pool import Pool
 from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Layout, Tensors
-from fedcat.models.recurrent import unrolled_recurrence
+from fedcat.models.recurrent import RECURRENT, unrolled_recurrence
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Traits:
         Floating-point operations of a forward pass, per sample.
     channels_last : bool
         Whether the net gives the same results if images and convolution weights are channels last in memory.
+    batch_norm, recurrent : bool
+        Whether the net calls `functional.batch_norm`, and whether it calls any of `RECURRENT`.
     """
 
     unstackable: str
@@ -41,6 +46,8 @@ class Traits:
     refuses_one: bool
     flops: float
     channels_last: bool
+    batch_norm: bool
+    recurrent: bool
 
 
 EXTRA = 2
@@ -70,7 +77,9 @@ def _tried(layout: Layout, x: Tensor) -> Traits:
         mixes = _mixes_samples(layout, row, x)
         refuses = _refuses_one(layout, row, x)
         flops = _flops(layout, row, x)
-        return Traits(_unstackable(layout, row, x), mixes, refuses, flops, _takes_channels_last(layout, row, x))
+        last, called = _takes_channels_last(layout, row, x), _called(layout, row, x)
+        batch_norm, recurrent = functional.batch_norm in called, not RECURRENT.isdisjoint(called)
+        return Traits(_unstackable(layout, row, x), mixes, refuses, flops, last, batch_norm, recurrent)
 
 
 def _flops(layout: Layout, row: Tensor, x: Tensor) -> float:
@@ -79,6 +88,29 @@ def _flops(layout: Layout, row: Tensor, x: Tensor) -> float:
     with plain_attention(), unrolled_recurrence(), FlopCounterMode(display=False) as counter:
         _forward(layout, row, x)
     return float(counter.get_total_flops()) / len(x)
+
+
+def _called(layout: Layout, row: Tensor, x: Tensor) -> set[Any]:
+    """Return the functions of PyTorch that the net calls in training."""
+    layout.net.train()
+    calls = _Calls()
+    with calls:
+        _forward(layout, row, x)
+    return calls.functions
+
+
+class _Calls(TorchFunctionMode):
+    """Records which functions are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: set[Any] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.functions.add(func)
+        return func(*args, **(kwargs or {}))
 
 
 def _forward(layout: Layout, row: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

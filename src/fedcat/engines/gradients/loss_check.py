@@ -17,6 +17,7 @@ from fedcat.engines.batch_order import batches, drawn_by, local_of
 from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Layout, Tensors
 from fedcat.models.recurrent import unrolled_recurrence
+from fedcat.models.traits import traits
 from fedcat.protocol.local_rule import Batch, LossInputs
 
 EXTRA = 3
@@ -113,7 +114,7 @@ class _Trial:
         x, y = pool.inputs(where, layout.dtype), pool.targets(where, layout.dtype)
         padded = mask if len(where) > len(self.real) else None
         batch = Batch(x, y, padded, self.task.loss)
-        with masked_batch_norm(padded):
+        with masked_batch_norm(padded if traits(self.task.layout, pool).batch_norm else None):
             return self.task.rule.loss(net, batch, LossInputs(row[:size].detach(), **rest))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fedcat.engines.gradients.base import Found, Gradients, Inputs, Step, no_inp
 from fedcat.models.batch_norm import masked_batch_norm
 from fedcat.models.layout import Tensors
 from fedcat.models.recurrent import unrolled_recurrence
+from fedcat.models.traits import Traits, traits
 from fedcat.protocol.local_rule import Batch, LossInputs, unchanged
 
 
@@ -37,7 +39,8 @@ class VmapGradients(Gradients):
             plain_attention(),
             unchanged(rule, "loss", *inputs.values()),
         ):
-            losses, after = vmap(self._loss, in_dims=(0, 0, 0, 0, None if mask is None else 0, 0))(
+            loss = partial(self._loss, traits(layout, self.pool))
+            losses, after = vmap(loss, in_dims=(0, 0, 0, 0, None if mask is None else 0, 0))(
                 leaves, layout.buffer_views(step.buffers), x, y, mask, inputs
             )
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
@@ -45,15 +48,23 @@ class VmapGradients(Gradients):
         return losses.detach(), _flat(grads), buffers
 
     def _loss(
-        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, mask: Tensor | None, inputs: Inputs
+        self,
+        found: Traits,
+        parameters: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        inputs: Inputs,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return one row's loss and buffers, in contexts that its net needs: each makes every operation slower."""
         net = self.layout.bind(parameters, buffers)
-        with masked_batch_norm(mask), self._kernels():
+        with masked_batch_norm(mask if found.batch_norm else None), self._kernels(found):
             return self.rule.loss(net, Batch(x, y, mask, self.loss), LossInputs(**inputs)), net.buffers
 
-    def _kernels(self) -> AbstractContextManager[Any]:
+    def _kernels(self, found: Traits) -> AbstractContextManager[Any]:
         """Return a context in which layers are computed: by PyTorch alone."""
-        return unrolled_recurrence()
+        return unrolled_recurrence() if found.recurrent else nullcontext()
 
 
 class VmapTritonGradients(VmapGradients):
@@ -62,7 +73,7 @@ class VmapTritonGradients(VmapGradients):
     name = "torch.vmap with Triton kernels"
 
     @contextmanager
-    def _kernels(self) -> Iterator[None]:
+    def _kernels(self, found: Traits) -> Iterator[None]:
         from fedcat.engines.gradients.triton.conv2d import fast_conv2d
         from fedcat.engines.gradients.triton.lstm import fast_lstm
 
