@@ -182,7 +182,7 @@ class _Reader:
             len(set(layer.kernel_size)) == 1 and not isinstance(layer.padding, str) and len(set(layer.padding)) == 1
         )
         if not simple or not square or layer.padding_mode != "zeros":
-            raise Unknown("its convolution has groups or dilation, is not square or does not pad with zeros")
+            raise Unknown("its convolution has groups or dilation, is not square or not padded by a number of zeros")
         if int(layer.padding[0]) >= layer.kernel_size[0]:
             raise Unknown("its convolution is padded by its kernel size or more")
         stored = (self.stored[0], self.stored[1], self.stored[2]) if not self.spatial else inputs
