@@ -40,4 +40,4 @@ def test_step_sizes_with_a_decay_of_a_tenth_every_three_of_six_rounds(name, expe
 
 
 def test_schedules_by_name():
-    assert SCHEDULES == ("constant", "step", "inverse", "cosine")
+    assert SCHEDULES == ("constant", "step", "inverse", "inverse-step", "cosine")

@@ -185,7 +185,7 @@ def test_choices():
         "dtype": ("float32", "float64"),
         "precision": ("fp32", "tf32", "bf16"),
         "engine": ("auto", "sequential", "stacked"),
-        "lr_schedule": ("constant", "step", "inverse", "cosine"),
+        "lr_schedule": ("constant", "step", "inverse", "inverse-step", "cosine"),
     }.items():
         for choice in choices:
             assert getattr(Settings.checked({name: choice}), name) == choice

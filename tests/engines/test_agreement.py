@@ -115,7 +115,8 @@ def test_fewer_bits_are_a_permission(record_figure):
         {"momentum": 0.9},
         {"weight_decay": 0.1},
         {"clip": 0.05},
-        {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.2},
+        {"lr_decay": 0.3},
+        {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.2, "lr_decay": 0.05},
     ],
 )
 def test_every_part_of_sgd(local, exact):

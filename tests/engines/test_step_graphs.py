@@ -39,8 +39,9 @@ def trained(method, engine="stacked", exact=False, **words):
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("method", [FedAvg, FedProx, Scaffold, FedGen])
-def test_captured_steps_agree_with_the_sequential_engine(method, exact, captured):
-    a, b = (trained(method, engine, exact) for engine in ("sequential", "stacked"))
+@pytest.mark.parametrize("lr_decay", [0.0, 0.1])
+def test_captured_steps_agree_with_the_sequential_engine(method, exact, lr_decay, captured):
+    a, b = (trained(method, engine, exact, lr_decay=lr_decay) for engine in ("sequential", "stacked"))
     assert apart(b.method.row, a.method.row) < 1e-10
     losses = [[record.train_loss for record in sim.history] for sim in (a, b)]
     assert np.allclose(*losses, rtol=1e-9)
@@ -59,6 +60,19 @@ def test_methods_with_different_rules_share_a_launch(captured, monkeypatch):
         alone = simulate(method, fed, layout, "sequential", rounds=2, seed=seed, **LOCAL)
         drive(alone)
         assert apart(sim.method.row, alone.method.row) < 1e-10
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize("variant", ["plain", "after-step"])
+def test_what_follows_a_step_has_the_learning_rate_of_that_step(engine, variant, captured):
+    """With constant gradients, SCAFFOLD's first control variate is the gradient, however lr decays."""
+    fed, layout = federation([8] * 3), layout_of(small_net(), torch.float64, DEVICE)
+    given = {"rounds": 1, "epochs": 4, "batch_size": 8, "lr": 1e-7, "lr_decay": 0.7, "options": {"variant": variant}}
+    sim = drive(simulate(Scaffold, fed, layout, engine, **given))
+    plain = drive(simulate(Scaffold, fed, layout, engine, **{**given, "lr_decay": 0.0}))
+    assert apart(sim.method.control, plain.method.control) < 1e-5  # steps so small that gradients do not change
+    assert sim.method.control.norm() > 0.1
+    assert apart(sim.method.row, plain.method.row) > 1e-9
 
 
 class Uploads(LocalRule):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from fedcat.cli import bench, data, plot
+from fedcat.cli import bench, data, plot, reproduce
 from fedcat.cli.options import (
     AggregatorOptions,
     Command,
@@ -74,6 +74,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.command(cls=Command)(bench.bench)
 app.command(cls=Command)(plot.plot)
+app.add_typer(reproduce.app, name="reproduce")
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
 

@@ -7,7 +7,13 @@ from collections.abc import Callable
 
 from fedcat.core.errors import unknown_name
 
-USED_BY = {"constant": (), "step": ("lr_decay", "lr_every"), "inverse": ("lr_decay",), "cosine": ()}
+USED_BY = {
+    "constant": (),
+    "step": ("lr_decay", "lr_every"),
+    "inverse": ("lr_decay",),
+    "inverse-step": ("lr_decay",),
+    "cosine": (),
+}
 """The schedules, and the settings that each uses besides the learning rate."""
 
 SCHEDULES = tuple(USED_BY)
@@ -20,7 +26,8 @@ def schedule(name: str, lr: float, rounds: int, decay: float, every: int) -> Cal
     ----------
     name : str
         ``constant``; ``step``: lr * decay**(round // every); ``inverse``: lr / (1 + decay * round); ``cosine``: from
-        lr to 0 along half a cosine.
+        lr to 0 along half a cosine. ``inverse-step`` is constant here: the task's `lr_decay` lets it decay with every
+        local step.
     lr : float
         The initial learning rate.
     rounds : int
@@ -30,7 +37,7 @@ def schedule(name: str, lr: float, rounds: int, decay: float, every: int) -> Cal
     every : int
         Rounds between two decays of ``step``.
     """
-    if name == "constant":
+    if name in ("constant", "inverse-step"):
         return lambda round: lr
     if name == "step":
         return lambda round: lr * decay ** (round // every)

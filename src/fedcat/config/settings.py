@@ -72,7 +72,12 @@ class Settings:
     lr_schedule: str = _setting(
         "constant", SCHEDULE, f"learning rate over rounds: {', '.join(SCHEDULES)}", choices=SCHEDULES
     )
-    lr_decay: float = _setting(0.5, SCHEDULE, "step: the factor; inverse: the decay per round", Bounds(at_least=0))
+    lr_decay: float = _setting(
+        0.5,
+        SCHEDULE,
+        "step: the factor; inverse: the decay per round; inverse-step: per local step",
+        Bounds(at_least=0),
+    )
     lr_every: int = _setting(100, SCHEDULE, "step: rounds between two decays", COUNT)
     momentum: float = _setting(
         0.5, LOCAL, "momentum of local SGD, reset each time a client trains", Bounds(at_least=0, below=1)

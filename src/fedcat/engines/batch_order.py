@@ -37,6 +37,18 @@ def steps_of(task: Task, hop: Hop) -> int:
     return hop.epochs * len(batch_lengths(task.samples(hop.client), task.batch_size, task.join_lone))
 
 
+def learning_rate(task: Task, hop: Hop, steps: int) -> tuple[float, float]:
+    """Return the learning rate of a hop's first step and its decay: step s uses first / (1 + decay * s)."""
+    scale = 1 + task.lr_decay * hop.round * steps
+    return hop.lr / scale, task.lr_decay / scale
+
+
+def mean_learning_rate(task: Task, hop: Hop, steps: int) -> float:
+    """Return the mean of the learning rates of a hop's steps."""
+    first, decay = learning_rate(task, hop, steps)
+    return first if not decay else float((first / (1 + decay * np.arange(steps))).mean())
+
+
 class BatchOrder:
     """A hop's batches, epoch by epoch.
 

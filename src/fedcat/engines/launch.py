@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcat.core.errors import SettingError
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import BatchOrder, augment_numbers, drawn_by
+from fedcat.engines.batch_order import BatchOrder, augment_numbers, drawn_by, learning_rate
 from fedcat.engines.gradients.trials import StackSize
 from fedcat.engines.rule_rows import RuleRows
 from fedcat.protocol.local_rule import LocalRule
@@ -58,6 +58,7 @@ class Launch:
         self.starts = torch.stack([hop.start for _, hop in self.jobs])
         self.rule_rows = self._divide(by_rule)
         self.clips = any(task.clip is not None for task, _ in self.jobs)
+        self.lr_decays = any(task.lr_decay for task, _ in self.jobs)
         self._written = [0] * len(self.jobs)
 
     def _divide(self, by_rule: dict[LocalRule, list[int]]) -> list[RuleRows]:
@@ -71,9 +72,11 @@ class Launch:
         return found
 
     def columns(self) -> dict[str, list[float]]:
-        """Return the settings of each row: lr, momentum, decay, clip."""
+        """Return the settings of each row: lr, lr_decay, momentum, decay, clip."""
+        rates = [learning_rate(*job, steps) for job, steps in zip(self.jobs, self.counts.tolist(), strict=True)]
         return {
-            "lr": [hop.lr for _, hop in self.jobs],
+            "lr": [first for first, _ in rates],
+            "lr_decay": [decay for _, decay in rates],
             "momentum": [task.momentum for task, _ in self.jobs],
             "decay": [task.weight_decay for task, _ in self.jobs],
             "clip": [float("inf") if task.clip is None else task.clip for task, _ in self.jobs],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fedcat.core.device import on_device
 from fedcat.engines.base import Job
-from fedcat.engines.batch_order import local_of, reported_by
+from fedcat.engines.batch_order import local_of, mean_learning_rate, reported_by
 from fedcat.engines.gradients.base import Inputs
 from fedcat.engines.gradients.trials import StackSize
 from fedcat.protocol.local_rule import LocalRule, call_hook
@@ -58,11 +57,6 @@ class RuleRows:
         self.changes_step = type(rule).after is not LocalRule.after
         self.keep(np.arange(self.first, self.stop))
 
-    @cached_property
-    def lr(self) -> Tensor:
-        """The rows' learning rates, [R, 1]."""
-        return on_device([hop.lr for _, hop in self.jobs], self.start)[:, None]
-
     def keep(self, rows: NDArray[np.int64]) -> None:
         """From now on, work only on those of the rule's rows that are in `rows`."""
         mine = rows[(rows >= self.first) & (rows < self.stop)] - self.first
@@ -70,7 +64,7 @@ class RuleRows:
         if self.changes_gradient or self.changes_step:
             every = self.count == self.stop - self.first
             part = slice(0, self.count) if every and (mine == np.arange(self.count)).all() else mine
-            self._start, self._lr = take(self.start, part), take(self.lr, part)
+            self._start = take(self.start, part)
             self._sent, self._memory = taken(self.sent, part), taken(self.memory, part)
 
     def copy(self, rows: int) -> RuleRows:
@@ -78,7 +72,7 @@ class RuleRows:
         own = copy(self)
         own.jobs = []  # they are a launch's
         used = bool(self._tensors())
-        own.start, own.lr = (_owned(t, rows) if used else t[:0].clone() for t in (self.start, self.lr))
+        own.start = _owned(self.start, rows) if used else self.start[:0].clone()
         own.sent = {n: _owned(t, rows) for n, t in self.sent.items()} if used else {}
         own.memory = {n: _filled(t, rows) for n, t in self.memory.items()} if used else {}
         own.local = {n: _filled(t, rows) for n, t in self.local.items()}
@@ -100,7 +94,7 @@ class RuleRows:
     def _tensors(self) -> list[Tensor]:
         if not (self.changes_gradient or self.changes_step or self.rule.own_loss):
             return []
-        return [self.start, self.lr, *self.sent.values(), *self.memory.values(), *self.local.values()]
+        return [self.start, *self.sent.values(), *self.memory.values(), *self.local.values()]
 
     def loss_inputs(self, drawn: dict[str, Tensor]) -> Inputs:
         """Return what the rule's own loss gets, with its draws."""
@@ -110,9 +104,9 @@ class RuleRows:
         """Return the rule's gradient for the current rows."""
         return self._hook("gradient", g, p, self._start)
 
-    def after(self, p: Tensor) -> Tensor:
-        """Return the rule's parameters after a step for the current rows."""
-        return self._hook("after", p, self._lr)
+    def after(self, p: Tensor, lr: Tensor) -> Tensor:
+        """Return the rule's parameters after a step, whose learning rates are `lr`, for the current rows."""
+        return self._hook("after", p, lr)
 
     def _hook(self, name: str, *rows: Tensor) -> Tensor:
         """Call a hook on the current rows, at once or in groups."""
@@ -134,11 +128,13 @@ class RuleRows:
         mine, uploads, memory = ends[self.first : self.stop], {}, {}
         if type(self.rule).finish is not LocalRule.finish:
             end, found = mine[:, : self.start.shape[1]], []
-            columns = [on_device(values, mine)[:, None] for values in (self.steps, [t.momentum for t, _ in self.jobs])]
+            rates = [mean_learning_rate(*job, steps) for job, steps in zip(self.jobs, self.steps, strict=True)]
+            momentum = [task.momentum for task, _ in self.jobs]
+            columns = [on_device(values, mine)[:, None] for values in (self.steps, rates, momentum)]
             for i in [slice(row, row + 1) for row in range(len(end))] if self.exact else [slice(None)]:
-                steps, momentum, lr, start = (take(values, i) for values in (*columns, self.lr, self.start))
-                given = (taken(self.sent, i), taken(self.memory, i))
-                found.append(call_hook(self.rule, "finish", start, end[i], steps, lr, momentum, *given))
+                given = [take(values, i) for values in columns]
+                brought = (taken(self.sent, i), taken(self.memory, i))
+                found.append(call_hook(self.rule, "finish", take(self.start, i), end[i], *given, *brought))
             uploads, memory = (
                 {n: torch.cat([part[n] for part in parts]) for n in parts[0]} for parts in zip(*found, strict=True)
             )

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from fedcat.core.precision import bf16_autocast, precision_context
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.engines.base import Engine, Job
-from fedcat.engines.batch_order import augment_numbers, batches, drawn_by, local_of, reported_by
+from fedcat.engines.batch_order import (
+    augment_numbers,
+    batches,
+    drawn_by,
+    learning_rate,
+    local_of,
+    mean_learning_rate,
+    reported_by,
+)
 from fedcat.models.traits import channels_last, convolved, traits
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs, call_hook, unchanged
@@ -39,7 +47,7 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
     drawn = drawn_by((task, hop), len(index)) if task.rule.own_loss else {}
     drawn = {n: t.to(hop.start.device) for n, t in drawn.items()}
     numbers = augment_numbers((task, hop), len(index))
-    local = _Local(task, hop, precision)
+    local, (first, decay) = _Local(task, hop, precision), learning_rate(task, hop, len(lengths))
     layout.net.train()
     total = torch.zeros((), dtype=layout.dtype, device=hop.start.device)
     gpus = [hop.start.device] if hop.start.device.type == "cuda" else []
@@ -51,7 +59,7 @@ def train_one(task: Task, hop: Hop, precision: str = "fp32") -> Reply:
             if numbers is not None:
                 x = task.augment(x, numbers[step, :length].to(x.device))
             batch = Batch(local.lay(x), y, None, task.loss)
-            total += local.step(batch, {n: t[step] for n, t in drawn.items()})
+            total += local.step(batch, {n: t[step] for n, t in drawn.items()}, first / (1 + decay * step))
     reply = local.reply(len(lengths), float(total) / len(lengths))
     return replace(reply, seconds=time.perf_counter() - begin)
 
@@ -78,8 +86,8 @@ class _Local:
         """Return images or weights in the memory format that a CPU convolves fastest, if the net supports it."""
         return channels_last(values) if self.turned else values
 
-    def step(self, batch: Batch, drawn: dict[str, Tensor]) -> Tensor:
-        """Take one step and return the loss before it."""
+    def step(self, batch: Batch, drawn: dict[str, Tensor], lr: float) -> Tensor:
+        """Take one step with a learning rate and return the loss before it."""
         rule, hop = self.task.rule, self.hop
         # views, not the leaves: on a GPU, RNNBase points the tensors that it is given to other memory
         leaves = {n: self.lay(leaf) if n in self.turned else leaf.view_as(leaf) for n, leaf in self.leaves.items()}
@@ -100,16 +108,20 @@ class _Local:
             leaf.grad = grad.contiguous()  # the fused optimizer expects contiguous memory
         if self.task.clip is not None:
             nn.utils.clip_grad_norm_(list(self.leaves.values()), self.task.clip)
+        if self.task.lr_decay:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
         self.optimizer.step()
         if self.changes_step:
-            lr = self.p.new_tensor([[hop.lr]])
-            self.p.copy_(call_hook(rule, "after", self.p[None], lr, self.sent, self.memory)[0])
+            rate = self.p.new_tensor([[lr]])
+            self.p.copy_(call_hook(rule, "after", self.p[None], rate, self.sent, self.memory)[0])
         return loss.detach()
 
     def reply(self, steps: int, loss: float) -> Reply:
         """Return the reply after the last step."""
         task, hop = self.task, self.hop
-        column = [self.p.new_tensor([[value]]) for value in (steps, hop.lr, task.momentum)]
+        rate = mean_learning_rate(task, hop, steps)
+        column = [self.p.new_tensor([[value]]) for value in (steps, rate, task.momentum)]
         uploads, memory = call_hook(task.rule, "finish", self.start, self.p[None], *column, self.sent, self.memory)
         buffers = [b.reshape(-1) for b in self.buffers.values()]
         return Reply(

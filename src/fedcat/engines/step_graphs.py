@@ -65,7 +65,7 @@ class StepGraphs:
         self.net = layout.net
         self.count, self.device, self.room = max(len(launch.jobs), least), launch.device, room(launch)
         sizes = (layout.parameter_size, layout.size - layout.parameter_size, self.room, launch.batch)
-        self.buffers = StepBuffers.make(self.count, *sizes, like=launch.starts)
+        self.buffers = StepBuffers.make(self.count, *sizes, like=launch.starts, lr_decays=launch.lr_decays)
         own = task.rule.own_loss
         self.rule_rows = [rows.copy(self.count if own else rows.stop - rows.first) for rows in launch.rule_rows]
         drawn = padded(launch.drawn, self.count, self.room)
@@ -87,7 +87,7 @@ class StepGraphs:
         task = launch.task
         drawn = tuple((name, values.shape[1:], values.dtype) for name, values in launch.drawn[0].items())
         kind = (task.layout.id, task.pool.id, task.loss, task.optimizer, task.augment, drawn)
-        return *kind, launch.batch, room(launch), launch.clips, rows
+        return *kind, launch.batch, room(launch), launch.clips, launch.lr_decays, rows
 
     @property
     def _cuda(self) -> bool:
@@ -192,13 +192,15 @@ class StepGraphs:
         for rows in self.rule_rows:
             if rows.changes_step:
                 mine = slice(rows.first, rows.stop)
-                at.p[mine] = torch.where(at.active(ahead)[mine], rows.after(at.p[mine]), at.p[mine])
+                at.p[mine] = torch.where(
+                    at.active(ahead)[mine], rows.after(at.p[mine], at.rate(ahead)[mine]), at.p[mine]
+                )
 
     def _optimize(self, ahead: int) -> None:
         """Take one step of another optimizer than SGD."""
         at, active = self.buffers, self.buffers.active(ahead)
         state = [slot.clone() for slot in self.state]
-        given = (at.step + (ahead + 1), at.lr, at.momentum, at.decay)
+        given = (at.step + (ahead + 1), at.rate(ahead), at.momentum, at.decay)
         new = self.optimizer.step(at.p.clone(), at.g, state, *given)
         for mine, moved in zip((at.p, *self.state), (new, *state), strict=True):
             mine.copy_(torch.where(active, moved, mine))

@@ -109,10 +109,11 @@ class EagerSteps:
         if self.launch.clips:
             g = g * (at["clip"] / (norms(g, self.size) + 1e-6)).clamp(max=1.0)
         number, decay = torch.tensor(step + 1, device=self.device), at["decay"] if self.decays else None
-        self.p = self.optimizer.step(self.p, g, self.state, number, at["lr"], at["momentum"], decay)
-        self.p = self._by_rule(self.p, "after")
+        lr = at["lr"] / (1 + at["lr_decay"] * step) if self.launch.lr_decays else at["lr"]
+        self.p = self.optimizer.step(self.p, g, self.state, number, lr, at["momentum"], decay)
+        self.p = self._by_rule(self.p, "after", lr)
 
-    def _by_rule(self, rows: Tensor, hook: str) -> Tensor:
+    def _by_rule(self, rows: Tensor, hook: str, lr: Tensor | None = None) -> Tensor:
         """Run a hook on the rows of each rule that overrides it."""
         overridden = "changes_gradient" if hook == "gradient" else "changes_step"
         if not any(getattr(mine, overridden) for mine in self.launch.rule_rows):
@@ -122,7 +123,7 @@ class EagerSteps:
             stop = begin + mine.count
             part, p = rows[begin:stop], self.p[begin:stop]
             if stop > begin and getattr(mine, overridden):
-                part = mine.gradient(part, p) if hook == "gradient" else mine.after(p)
+                part = mine.gradient(part, p) if lr is None else mine.after(p, lr[begin:stop])
             parts.append(part)
             begin = stop
         return torch.cat(parts)

@@ -44,7 +44,7 @@ class Hop:
     epochs : int
         Passes over the client's data.
     lr : float
-        The learning rate.
+        The learning rate; a task's `lr_decay` makes it smaller from step to step.
     copy : int
         Which copy of the model this is: each of a round's hops trains another one.
     attempt : int

@@ -45,6 +45,9 @@ class Task:
         Of the local optimizer, which starts afresh at each hop.
     clip : float, optional
         The largest norm of a gradient.
+    lr_decay : float
+        Decay of the learning rate per local step: a hop's step s uses ``hop.lr / (1 + lr_decay * t)``, where
+        t = round * steps + s if the hop takes so many steps.
     join_lone : bool
         Whether a last batch of a single sample joins the one before it, for nets that cannot train on one sample.
     run : str
@@ -66,6 +69,7 @@ class Task:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    lr_decay: float = 0.0
     join_lone: bool = False
     run: str = ""
     loss: LossFunction = cross_entropy

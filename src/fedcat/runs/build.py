@@ -292,6 +292,7 @@ def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         clip=settings.clip,
+        lr_decay=settings.lr_decay if settings.lr_schedule == "inverse-step" else 0.0,
         join_lone=refuses_one,
         run=name,
     )

@@ -26,10 +26,12 @@ class ProgressDisplay(Callback):
         The runs. Progress is that of the slowest of the longest ones.
     labels : sequence of str
         The label of each run; scores of runs with the same label are averaged.
+    scores : bool
+        Whether to show scores: not if the test data must not be looked at.
     """
 
-    def __init__(self, console: Console, runs: Sequence[Run], labels: Sequence[str]) -> None:
-        self.console = console
+    def __init__(self, console: Console, runs: Sequence[Run], labels: Sequence[str], scores: bool = True) -> None:
+        self.console, self.scores = console, scores
         self.labels = {run.name: label for run, label in zip(runs, labels, strict=True)}
         self.rounds = max(run.rounds for run in runs)
         self._behind = {run.name: 0 for run in runs if run.rounds == self.rounds}
@@ -80,6 +82,8 @@ class ProgressDisplay(Callback):
             self.console.print(self._line(), markup=False, soft_wrap=True)
 
     def _means(self) -> str:
+        if not self.scores:
+            return ""
         means = []
         for label in dict.fromkeys(self.labels.values()):
             scores = [score for name, score in self._scores.items() if self.labels[name] == label]

@@ -156,6 +156,22 @@ def test_gradients_are_those_of_autograd(name, kind):
     assert torch.equal(rows.p[2], before[2])
 
 
+def test_the_learning_rate_decays_from_step_to_step():
+    layout = layout_of(odd(), torch.float32, DEVICE)
+    pool = stored("bytes").to(layout.device)
+    rows = replace(launch(layout, pool, 3, [2, 2]), lr_decays=True)
+    rows.lr_decay.copy_(torch.tensor([[0.0], [0.5]]))
+    rows.momentum.zero_()
+    program, before = Program(chain_of(layout, pool), pool, rows, "fp32"), rows.p.clone()
+    rows.g.fill_(1.0)
+    rows.decay.zero_()
+    for step, rates in enumerate([(0.1, 0.1), (0.1, 0.1 / 1.5)]):
+        program.descend(step, 2)
+        moved = (before - rows.p)[:, 0].tolist()
+        assert moved == pytest.approx(rates, rel=1e-4)
+        before = rows.p.clone()
+
+
 def test_a_row_does_not_depend_on_the_others_nor_on_the_room():
     net = digits_net() if DEVICE == "cuda" else odd()  # Triton's interpreter takes 20 s for the digits' net
     layout = layout_of(net, torch.float32, DEVICE)

@@ -140,7 +140,7 @@ class InPlace(ABC):
         """Take the step of SGD."""
         at, active = self.buffers, self.buffers.active(ahead)
         at.v.copy_(torch.where(active, at.v * at.momentum + (at.g + at.decay * at.p), at.v))
-        at.p.sub_(torch.where(active, at.lr * at.v, 0.0))
+        at.p.sub_(torch.where(active, at.rate(ahead) * at.v, 0.0))
 
 
 class Gathered(InPlace):

@@ -156,8 +156,8 @@ class Program(InPlace):
         """Take the step of SGD."""
         at, size = self.buffers, self.buffers.p.shape[1]
         linear_kernels.descend[pieces(size, 1024), width](
-            *(at.p, at.v, at.g, at.lr, at.momentum, at.decay, at.step, at.count, at.order),
-            *(ahead, size, at.p.stride(0), 1024),
+            *(at.p, at.v, at.g, at.lr, at.lr_decay, at.momentum, at.decay, at.step, at.count, at.order),
+            *(ahead, size, at.p.stride(0), at.lr_decays, 1024),
         )
 
     def launch(self, kernel: Any, blocks: int, *tensors: Tensor, **sizes: Any) -> None:

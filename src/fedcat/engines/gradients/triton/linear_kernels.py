@@ -193,8 +193,8 @@ def _softmax_gradient(z, label, here, real, loss, r, CLASSES: tl.constexpr, PC: 
 
 
 @triton.jit(do_not_specialize=["ahead"])
-def descend(p, v, g, lr, momentum, decay, step, count, order, ahead, SIZE: tl.constexpr, ROW: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
+def descend(p, v, g, lr, lr_decay, momentum, decay, step, count, order, ahead, SIZE: tl.constexpr, ROW: tl.constexpr,
+            LR_DECAYS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Take an SGD step with momentum and weight decay."""
     r = tl.load(order + tl.program_id(1))
     if tl.load(step) + ahead >= tl.load(count + r):
@@ -205,4 +205,7 @@ def descend(p, v, g, lr, momentum, decay, step, count, order, ahead, SIZE: tl.co
     now = tl.load(p + at, mask=keep)
     moved = tl.load(v + at, mask=keep) * tl.load(momentum + r) + (tl.load(g + at, mask=keep) + tl.load(decay + r) * now)
     tl.store(v + at, moved, mask=keep)
-    tl.store(p + at, now - tl.load(lr + r) * moved, mask=keep)
+    rate = tl.load(lr + r)
+    if LR_DECAYS:
+        rate = rate / (1 + tl.load(lr_decay + r) * (tl.load(step) + ahead))
+    tl.store(p + at, now - rate * moved, mask=keep)

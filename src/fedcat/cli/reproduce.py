@@ -1,0 +1,194 @@
+"""The command `fedcat reproduce`: the paper's tables and figures, ours beside the paper's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fedcat.cli.options import Command, Group, with_settings
+from fedcat.cli.tables import say
+from fedcat.config.presets import preset_names
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.core.options import Typed, check_bounds
+from fedcat.data.dataset import DATASETS
+from fedcat.methods import METHODS
+from fedcat.paper import study
+from fedcat.paper.archive import Archive
+from fedcat.paper.case import Case
+from fedcat.paper.choices import choices_sheet
+from fedcat.paper.pages import write_pages
+from fedcat.paper.tables import Row
+from fedcat.paper.work import Workshop
+from fedcat.report.sheet import Sheet
+
+app = typer.Typer(
+    cls=Group,
+    help="Reproduce the FedCat paper: its tables, curves, traffic, fairness and theorem, ours beside the paper's.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+out = Console(highlight=False, markup=False)
+
+Datasets = Annotated[str, typer.Option("--dataset", metavar="A,B,...", help="datasets [those of the paper]")]
+Alphas = Annotated[str, typer.Option("--alpha", metavar="A,B,...", help="alphas of the Dirichlet partition")]
+Methods = Annotated[str, typer.Option("--methods", metavar="A,B,...", help="methods [those of the paper]")]
+Seeds = Annotated[int, typer.Option("--seeds", metavar="NUMBER", help="number of seeds")]
+FirstSeed = Annotated[int | None, typer.Option("--seed", metavar="NUMBER", help="first seed [10; choices: 20]")]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="NUMBER", help="number of rounds [the preset's]")]
+Preset = Annotated[str, typer.Option("--preset", metavar="NAME", help="lab or paper, see `fedcat presets`")]
+Partition = Annotated[str, typer.Option("--partition", metavar="NAME", help="another partition than the preset's")]
+Validation = Annotated[
+    float,
+    typer.Option("--validation", metavar="NUMBER", help="hold out this fraction of each client's data for `chosen`"),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes", metavar="NUMBER", help="run the cells that fit into this time; 0: none, only show [no limit]"
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIRECTORY", help="where runs are kept and pages are written")]
+
+MACHINE = ("device", "data_dir", "precision", "exact", "memory", "threads", "workers")
+
+
+def _study_command(name: str) -> Callable[..., None]:
+    """Return the command of one of the studies."""
+
+    @with_settings(only=MACHINE)
+    def command(
+        given: Mapping[str, Any],
+        dataset: Datasets = "",
+        alpha: Alphas = "0.1,0.5,1.0",
+        methods: Methods = "",
+        seeds: Seeds = 3,
+        seed: FirstSeed = None,
+        rounds: Rounds = None,
+        preset: Preset = "lab",
+        partition: Partition = "",
+        validation: Validation = 0.0,
+        minutes: Minutes = None,
+        folder: Out = Path("reproduce"),
+    ) -> None:
+        chosen = study.STUDIES[name]
+        rows = study.rows(
+            _names("dataset", dataset, DATASETS) or chosen.datasets,
+            _names("methods", methods, METHODS) or chosen.methods,
+            _numbers("alpha", alpha),
+            _preset(preset),
+            rounds,
+            _precision(given),
+            partition,
+            validation,
+            bool(given.get("exact", False)),
+        )
+        numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
+        archive = _work(rows, numbers, folder, minutes, given)
+        plain = [[Case(**{**vars(case), "validation": 0.0}) for case in row] for row in rows]
+        sheets, files = write_pages(name, [Row.of(archive, row, numbers) for row in plain], folder)
+        for sheet in sheets:
+            show_sheet(out, sheet)
+        for path in files:
+            say(out, f"written: {path}")
+
+    return command
+
+
+HELP = {
+    "table1": "Compare six methods: accuracy beside the paper's, FedCat against each rival, and the paper's claims.",
+    "table2": "Compare FedCat with its two ablations, accuracy beside the paper's.",
+    "curves": "Plot the test accuracy of every method over the rounds.",
+    "traffic": "Plot accuracy over bytes; rounds and bytes that each method needs to FedAvg's accuracy.",
+    "fairness": "Show how evenly clients take part, and how accuracy spreads over them.",
+}
+for _name, _help in HELP.items():
+    app.command(_name, cls=Command, help=_help)(_study_command(_name))
+
+
+@app.command(cls=Command)
+@with_settings(only=MACHINE)
+def choices(
+    given: Mapping[str, Any],
+    dataset: Annotated[str, typer.Option("--dataset", metavar="NAME", help="the dataset")] = "cifar10",
+    alpha: Alphas = "0.1,1.0",
+    seeds: Seeds = 3,
+    seed: FirstSeed = None,
+    rounds: Rounds = None,
+    minutes: Minutes = None,
+    folder: Out = Path("reproduce"),
+) -> None:
+    """Choose what the paper leaves open, FedCat's epsilon and lambda and SCAFFOLD's clip, on validation data."""
+    (name,) = _names("dataset", dataset, DATASETS) or ["cifar10"]
+    rows = study.choices(name, _numbers("alpha", alpha), "lab", rounds, _precision(given))
+    numbers = _seeds(seeds, study.FIRST_CHOOSING_SEED if seed is None else seed)
+    archive = _work(rows, numbers, folder, minutes, given)
+    show_sheet(out, choices_sheet(archive, rows, numbers))
+
+
+def _work(
+    rows: Sequence[Sequence[Case]], seeds: Sequence[int], folder: Path, minutes: float | None, given: Mapping[str, Any]
+) -> Archive:
+    """Run what is missing and return all that is there."""
+    if minutes is not None:
+        check_bounds("minutes", minutes, at_least=0)
+    archive = Archive(folder / "runs")
+    machine = {name: value for name, value in given.items() if name not in ("precision", "exact")}
+    Workshop(archive, machine, minutes, out).run(rows, seeds)
+    return archive
+
+
+def show_sheet(console: Console, sheet: Sheet) -> None:
+    """Print a table."""
+    console.print()
+    say(console, sheet.title)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, heading in enumerate(sheet.columns):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
+    for row in sheet.rows:
+        table.add_row(*(text.replace("**", "") for text in row))
+    console.print(table)
+    for note in sheet.notes:
+        say(console, note)
+
+
+def _names(label: str, text: str, known: Any) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    every = [name for name, _ in known]
+    for name in names:
+        if name not in every:
+            raise unknown_name(label, name, every)
+    return names
+
+
+def _numbers(label: str, text: str) -> list[float]:
+    found = []
+    for word in text.split(","):
+        value = Typed(word.strip()).read(float)
+        if not isinstance(value, (int, float)):
+            raise SettingError(f"{label} must be numbers such as 0.1,0.5, got {text!r}")
+        found.append(float(value))
+    return found
+
+
+def _preset(name: str) -> str:
+    if name not in preset_names():
+        raise unknown_name("preset", name, preset_names())
+    return name
+
+
+def _precision(given: Mapping[str, Any]) -> str:
+    value = given.get("precision", "fp32")
+    return str(value.read(str)) if isinstance(value, Typed) else str(value)
+
+
+def _seeds(count: int, first: int) -> list[int]:
+    check_bounds("seeds", count, at_least=1)
+    check_bounds("seed", first, at_least=0)
+    return list(itertools.islice(itertools.count(first), count))

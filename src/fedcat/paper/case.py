@@ -1,0 +1,139 @@
+"""A case: one method on one federation, which is a cell of a table; it is run with several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fedcat.config.presets import preset, preset_datasets
+from fedcat.config.settings import Settings
+
+AVERAGE = 0.95
+"""The decay of the averages over rounds, which the tables show in columns of their own."""
+
+ROUNDS = {("lab", "femnist"): 1008, ("paper", "femnist"): 306, ("paper", ""): 300}
+"""Rounds that differ from the preset's; for FEMNIST a multiple of K = 18, so that the last cycle is complete."""
+
+LABELS = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fedgen": "FedGen",
+    "clusamp": "CluSamp",
+    "fedcat-gc": "w/ GC",
+    "fedcat-dc": "w/ DC",
+    "fedcat": "FedCat",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "femnist": "FEMNIST",
+}
+"""Names as the paper writes them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One method on one federation.
+
+    Attributes
+    ----------
+    dataset, method : str
+        Their names.
+    alpha : float or None
+        The parameter of the Dirichlet partition; None if the dataset's owners are the clients.
+    preset : str
+        The preset; it is not used for a dataset that it does not cover.
+    rounds : int
+        The number of rounds.
+    precision, exact : str, bool
+        Precision of matrix products; whether a run gives the same bits whatever runs beside it.
+    partition : str
+        Another partition than the preset's.
+    validation : float
+        The fraction of each client's data that is held out for choosing.
+    options : tuple of (str, number)
+        Settings, or options of the method, that differ from their defaults.
+    choosing : bool
+        Whether the case serves to choose numbers: then its test accuracies are neither shown nor kept.
+    """
+
+    dataset: str
+    method: str
+    alpha: float | None = None
+    preset: str = "lab"
+    rounds: int = 1000
+    precision: str = "fp32"
+    partition: str = ""
+    validation: float = 0.0
+    options: tuple[tuple[str, float], ...] = ()
+    choosing: bool = False
+    exact: bool = False
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Case:
+        """Return the case that `as_dict` wrote."""
+        return cls(**{**plain, "options": tuple((name, value) for name, value in plain.get("options", ()))})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, without those that are the defaults."""
+        usual = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
+
+    @property
+    def label(self) -> str:
+        """The method as the paper writes it, with the options that differ."""
+        words = [f"{name} {value:g}" for name, value in self.options]
+        return ", ".join([LABELS.get(self.method, self.method), *words])
+
+    @property
+    def row(self) -> str:
+        """The dataset as the paper writes it, and alpha."""
+        name = LABELS.get(self.dataset, self.dataset)
+        return name if self.alpha is None else f"{name}, alpha {self.alpha:g}"
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings of its runs, but for the seed and the machine's."""
+        found: dict[str, Any] = {"method": self.method, "dataset": self.dataset, "rounds": self.rounds}
+        if self.dataset in preset_datasets(self.preset):
+            found["preset"] = self.preset
+        for name in ("alpha", "partition", "validation"):
+            if getattr(self, name):
+                found[name] = getattr(self, name)
+        if self.precision != "fp32":
+            found["precision"] = self.precision
+        if self.exact:
+            found["exact"] = True
+        if not self.choosing:
+            found["average"] = AVERAGE
+        for name, value in self.options:
+            if name in Settings.__dataclass_fields__:
+                found[name] = value
+            else:
+                found.setdefault("method_options", {})[name] = value
+        return found
+
+    def command(self, seeds: Sequence[int]) -> str:
+        """Return the command that runs the case again."""
+        words = ["fedcat compare", f"--methods {self.method}", f"--seed {seeds[0]} --seeds {len(seeds)}"]
+        for name, value in self.given().items():
+            if name == "method_options":
+                words += [f"-o {option}={number:g}" for option, number in value.items()]
+            elif value is True:
+                words.append(f"--{name}")
+            elif name != "method":
+                words.append(
+                    f"--{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{name} {value}"
+                )
+        return " ".join(words)
+
+
+def has_alpha(dataset: str, name: str) -> bool:
+    """Tell whether a dataset is divided by a Dirichlet partition; otherwise its owners are the clients."""
+    return dataset not in preset_datasets(name) or str(preset(name, dataset)["partition"]).startswith("dirichlet")
+
+
+def default_rounds(dataset: str, name: str) -> int:
+    """Return the rounds of a dataset's runs under a preset."""
+    found = ROUNDS.get((name, dataset), ROUNDS.get((name, "")))
+    return found or int(preset("lab", "cifar10")["rounds"])

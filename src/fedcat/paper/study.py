@@ -1,0 +1,97 @@
+"""Studies: which cases each of the paper's tables and figures needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedcat.paper.case import Case, default_rounds, has_alpha
+
+METHODS = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat")
+ABLATION = ("fedavg", "fedcat-gc", "fedcat-dc", "fedcat")
+EVERY = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat-gc", "fedcat-dc", "fedcat")
+ALPHAS = (0.1, 0.5, 1.0)
+FIRST_SEED, FIRST_CHOOSING_SEED = 10, 20
+"""Tables and choices use different seeds."""
+CHOOSING_ROUNDS, CHOOSING_ALPHAS, HELD_OUT = 500, (0.1, 1.0), 0.1
+
+
+@dataclass(frozen=True)
+class Study:
+    """What one of the paper's tables or figures needs.
+
+    Attributes
+    ----------
+    name, title : str
+        The command, and what it shows.
+    datasets, methods : tuple of str
+        Those of the paper.
+    """
+
+    name: str
+    title: str
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
+
+
+STUDIES = {
+    study.name: study
+    for study in (
+        Study("table1", "Table 1: test accuracy", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
+        Study("table2", "Table 2: ablation", ("cifar10", "cifar100"), ABLATION),
+        Study("curves", "Test accuracy over rounds", ("cifar10", "femnist", "cifar100", "mnist"), EVERY),
+        Study("traffic", "Traffic", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
+        Study("fairness", "Fairness", ("femnist",), METHODS),
+    )
+}
+
+
+def rows(
+    datasets: Sequence[str],
+    methods: Sequence[str],
+    alphas: Sequence[float] = ALPHAS,
+    preset: str = "lab",
+    rounds: int | None = None,
+    precision: str = "fp32",
+    partition: str = "",
+    validation: float = 0.0,
+    exact: bool = False,
+) -> list[list[Case]]:
+    """Return the cases of a table, row by row: each dataset with each alpha, if it is divided by one."""
+    return [
+        [
+            Case(
+                *(dataset, method, alpha, preset, rounds or default_rounds(dataset, preset), precision),
+                partition=partition if alpha is not None else "",
+                validation=validation,
+                exact=exact,
+            )
+            for method in methods
+        ]
+        for dataset in datasets
+        for alpha in (alphas if has_alpha(dataset, preset) else (None,))
+    ]
+
+
+def choices(
+    dataset: str = "cifar10",
+    alphas: Sequence[float] = CHOOSING_ALPHAS,
+    preset: str = "lab",
+    rounds: int | None = None,
+    precision: str = "fp32",
+) -> list[list[Case]]:
+    """Return the cases by which the numbers that the paper leaves open are chosen, one row for each alpha."""
+    fedcat = [
+        (("epsilon", epsilon), ("lambda", cycles)) for epsilon in (0.0, 0.5, 1.0) for cycles in (1.0, 2.0, 5.0, 10.0)
+    ]
+    scaffold: list[tuple[tuple[str, float], ...]] = [(), (("clip", 10.0),)]
+    found = []
+    for alpha in alphas:
+        base = Case(
+            *(dataset, "fedcat", alpha, preset, rounds or CHOOSING_ROUNDS, precision),
+            validation=HELD_OUT,
+            choosing=True,
+        )
+        found.append([replace(base, options=options) for options in fedcat])
+        found[-1] += [replace(base, method="scaffold", options=options) for options in scaffold]
+    return found

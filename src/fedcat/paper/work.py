@@ -1,0 +1,190 @@
+"""Runs the cases that are missing, side by side, as many as fit into the time."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fedcat.core.device import find_device
+from fedcat.core.text import plural
+from fedcat.paper.archive import Archive, Machine, StoredRun
+from fedcat.paper.case import LABELS, Case, has_alpha
+from fedcat.paper.study import ALPHAS, EVERY, FIRST_SEED
+from fedcat.runs.build import Builder
+from fedcat.runs.progress import ProgressDisplay
+from fedcat.runs.result import Result
+from fedcat.runs.run import Run
+from fedcat.runs.runner import execute
+
+MARGIN = 1.1
+"""What a plan adds to the measured time."""
+CYCLES = 3
+"""Cycles of K rounds that are run to measure the speed; the first of them is not counted."""
+
+
+class Workshop:
+    """Runs cases and keeps them in an archive.
+
+    Parameters
+    ----------
+    archive : Archive
+        What is there already, and where to add.
+    machine_settings : mapping
+        Settings that do not change what is computed: ``device``, ``data_dir``, ``threads`` and so on.
+    minutes : float or None
+        The time for everything, from now on; None for no limit, 0 to run nothing.
+    console : Console
+        Where progress is shown.
+    """
+
+    def __init__(
+        self, archive: Archive, machine_settings: Mapping[str, Any], minutes: float | None, console: Console
+    ) -> None:
+        self.archive, self.machine_settings, self.console = archive, dict(machine_settings), console
+        self.begin, self.minutes = time.perf_counter(), minutes
+        self.builder = Builder()
+        self._machines: dict[tuple[str, str, str], Machine] = {}
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the time is over."""
+        return float("inf") if self.minutes is None else 60 * self.minutes - (time.perf_counter() - self.begin)
+
+    def run(self, rows: Sequence[Sequence[Case]], seeds: Sequence[int]) -> None:
+        """Run what is missing of each row, side by side; whole cases that do not fit into the time are left out."""
+        for row in rows:
+            missing = [case for case in row if len(self.archive.runs(case, seeds)) < len(seeds)]
+            if missing and self.seconds_left > 0:
+                machine = self.machine(row[0])
+                fitting = self._fitting(missing, seeds)
+                if fitting:
+                    self._run(fitting, seeds, machine)
+
+    def _run(self, cases: Sequence[Case], seeds: Sequence[int], machine: Machine) -> None:
+        wanted = [(case, seed) for case in cases for seed in seeds if self.archive.get(case, seed) is None]
+        self._say(f"{cases[0].row}: {plural(len(wanted), 'run')} side by side, {cases[0].rounds:,} rounds")
+        runs = [self._build(case, seed) for case, seed in wanted]
+        labels = [case.label for case, _ in wanted]
+        shown = ProgressDisplay(self.console, runs, labels, scores=not any(case.choosing for case in cases))
+        begin = time.perf_counter()
+        results = execute(runs, None, [shown])
+        self.archive.add(StoredRun.of(case, one, machine) for (case, _), one in zip(wanted, results, strict=True))
+        self._say(f"{plural(len(runs), 'run')} in {time.perf_counter() - begin:.0f} s")
+
+    def _build(self, case: Case, seed: int, **changes: Any) -> Run:
+        return self.builder.build({**case.given(), **self.machine_settings, "seed": seed, **changes})
+
+    # Time
+
+    def _fitting(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Case]:
+        """Return the first of the cases that fit into the time that is left."""
+        if self.minutes is None:
+            return list(cases)
+        pace = self._pace(cases, seeds)
+        found: list[Case] = []
+        needed = 0.0
+        for case in cases:
+            missing = len(seeds) - len(self.archive.runs(case, seeds))
+            needed += MARGIN * pace[case] * case.rounds * missing
+            if needed > self.seconds_left:
+                break
+            found.append(case)
+        self._say(
+            f"{cases[0].row}: {len(found)} of {plural(len(cases), 'cell')} fit into the {self.seconds_left:.0f} s that "
+            f"are left; all need about {MARGIN * sum(pace[c] * c.rounds for c in cases) * len(seeds):.0f} s"
+        )
+        return found
+
+    def _pace(self, cases: Sequence[Case], seeds: Sequence[int]) -> dict[Case, float]:
+        """Return the seconds of a round of a run, as stored runs of this machine took, or measured by short ones."""
+        known = {case: self._known_pace(case) for case in cases}
+        if all(known.values()):
+            return {case: value or 0.0 for case, value in known.items()}
+        runs = [[self._build(case, seed) for seed in seeds] for case in cases]
+        k = runs[0][0].settings.k
+        rounds = min(CYCLES * k, *(case.rounds for case in cases))
+        runs = [[self._build(case, seed, rounds=rounds) for seed in seeds] for case in cases]
+        execute([run for mine in runs for run in mine])
+        first = min(k, rounds // 2)
+        return {
+            case: statistics.fmean(
+                (r.history[-1].seconds - r.history[first - 1].seconds) / (rounds - first) for r in mine
+            )
+            for case, mine in zip(cases, runs, strict=True)
+        }
+
+    def _known_pace(self, case: Case) -> float | None:
+        """Return the seconds of a round in runs of the same method that this machine made, or None."""
+        device = _device_name(self.machine_settings)
+        found = [
+            run.seconds / run.rounds[-1]
+            for run in self.archive
+            if run.machine.device == device
+            and (run.case.preset, run.case.dataset, run.case.method) == (case.preset, case.dataset, case.method)
+            and (run.case.precision, bool(run.case.validation)) == (case.precision, bool(case.validation))
+        ]
+        return statistics.fmean(found) if found else None
+
+    # Machine
+
+    def machine(self, case: Case) -> Machine:
+        """Return what runs cases like this one; raise a `SettingError` if the archive holds runs with other bits."""
+        key = (case.preset, case.dataset, case.precision)
+        if key not in self._machines:
+            found = Machine(_device_name(self.machine_settings), torch.__version__, commit(), self._canary(case))
+            self._machines[key] = found
+        self.archive.check(self._machines[key], case)
+        return self._machines[key]
+
+    def _canary(self, case: Case) -> str:
+        """Return a hash of the models that all methods of the paper reach in two cycles, in exact mode."""
+        alpha = ALPHAS[0] if has_alpha(case.dataset, case.preset) else None
+        cases = [Case(case.dataset, name, alpha, case.preset, 1, case.precision) for name in EVERY]
+        k = self._build(cases[0], FIRST_SEED).settings.k
+        runs = [self._build(one, FIRST_SEED, rounds=2 * k, exact=True) for one in cases]
+        digest = hashlib.sha256()
+        for result in execute(runs):
+            digest.update(_bytes(result))
+        found = digest.hexdigest()[:12]
+        self._say(f"canary of {LABELS.get(case.dataset, case.dataset)}: {found}")
+        return found
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _bytes(result: Result) -> bytes:
+    parameters = torch.cat([p.detach().reshape(-1) for p in result.model().parameters()])
+    return parameters.numpy().tobytes()
+
+
+def _device_name(settings: Mapping[str, Any]) -> str:
+    device = find_device(str(settings.get("device", "auto")))
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+
+
+def commit() -> str:
+    """Return the commit of the source, with a plus sign if files were changed since; empty outside a repository."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return found.stdout.strip()

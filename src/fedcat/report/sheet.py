@@ -1,0 +1,40 @@
+"""Tables of text, which a terminal and a page show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of text.
+
+    Attributes
+    ----------
+    title : str
+        The heading.
+    columns : sequence of str
+        The headings of the columns; the first is of the rows' names.
+    rows : sequence of sequence of str
+        The cells.
+    notes : sequence of str
+        What a reader must know, one paragraph each.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def markdown(self, level: int = 2) -> str:
+        """Return the table as Markdown, under a heading of this level."""
+        lines = [f"{'#' * level} {self.title}", ""]
+        for note in self.notes:
+            lines += [note, ""]
+        lines += [_line(self.columns), _line(["---"] * len(self.columns))]
+        return "\n".join([*lines, *(_line(row) for row in self.rows), ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
