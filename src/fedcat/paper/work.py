@@ -109,8 +109,7 @@ class Workshop:
         known = {case: self._known_pace(case) for case in cases}
         if all(known.values()):
             return {case: value or 0.0 for case, value in known.items()}
-        runs = [[self._build(case, seed) for seed in seeds] for case in cases]
-        k = runs[0][0].settings.k
+        k = self._build(cases[0], seeds[0]).settings.k
         rounds = min(CYCLES * k, *(case.rounds for case in cases))
         runs = [[self._build(case, seed, rounds=rounds) for seed in seeds] for case in cases]
         execute([run for mine in runs for run in mine])
