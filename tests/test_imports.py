@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "runs": {"core", "data", "models", "protocol", "methods", "engines", "config"},
     "report": {"core", "data"},
     "bench": {"core", "data", "models", "runs"},
-    "paper": {"core", "config", "runs", "report"},
+    "paper": {"core", "data", "config", "runs", "report"},
     "api": {"core", "models", "config", "runs"},
 }
 """What each part of the package may import besides itself and the version. The command line may import everything."""

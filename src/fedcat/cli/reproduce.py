@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +18,17 @@ from fedcat.cli.tables import say
 from fedcat.config.presets import preset_names
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, check_bounds
+from fedcat.core.text import plural
 from fedcat.data.dataset import DATASETS
 from fedcat.methods import METHODS
 from fedcat.paper import study
 from fedcat.paper.archive import Archive
 from fedcat.paper.case import Case
 from fedcat.paper.choices import choices_sheet
-from fedcat.paper.pages import write_pages
+from fedcat.paper.pages import choices_page, study_page, theorem_page
 from fedcat.paper.tables import Row
-from fedcat.paper.work import Workshop
+from fedcat.paper.theorem import ROUNDS, measure
+from fedcat.paper.work import Workshop, commit
 from fedcat.report.sheet import Sheet
 
 app = typer.Typer(
@@ -91,12 +94,8 @@ def _study_command(name: str) -> Callable[..., None]:
         )
         numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
         archive = _work(rows, numbers, folder, minutes, given)
-        plain = [[Case(**{**vars(case), "validation": 0.0}) for case in row] for row in rows]
-        sheets, files = write_pages(name, [Row.of(archive, row, numbers) for row in plain], folder)
-        for sheet in sheets:
-            show_sheet(out, sheet)
-        for path in files:
-            say(out, f"written: {path}")
+        plain = [[replace(case, validation=0.0) for case in row] for row in rows]
+        _show(*study_page(name, archive, [Row.of(archive, row, numbers) for row in plain], folder))
 
     return command
 
@@ -129,7 +128,26 @@ def choices(
     rows = study.choices(name, _numbers("alpha", alpha), "lab", rounds, _precision(given))
     numbers = _seeds(seeds, study.FIRST_CHOOSING_SEED if seed is None else seed)
     archive = _work(rows, numbers, folder, minutes, given)
-    show_sheet(out, choices_sheet(archive, rows, numbers))
+    runs = [run for row in rows for case in row for run in archive.runs(case, numbers)]
+    if runs:
+        sheet = choices_sheet(archive, rows, numbers)
+        _show([sheet], choices_page(sheet, runs, folder))
+
+
+@app.command(cls=Command)
+def theorem(
+    seeds: Seeds = 3,
+    seed: FirstSeed = None,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="NUMBER", help="number of rounds")] = ROUNDS,
+    folder: Out = Path("reproduce"),
+) -> None:
+    """Measure the convergence of FedAvg and FedCat on a strongly convex problem, beside the paper's bound."""
+    check_bounds("rounds", rounds, at_least=2)
+    numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
+    say(out, f"softmax regression on digits, {rounds:,} rounds, {plural(seeds, 'seed')} of FedAvg and of FedCat")
+    found = measure(numbers, rounds)
+    about = f"`fedcat reproduce theorem --seed {numbers[0]} --seeds {seeds} --rounds {rounds}`, commit {commit()}."
+    _show(*theorem_page(found, folder, about))
 
 
 def _work(
@@ -142,6 +160,14 @@ def _work(
     machine = {name: value for name, value in given.items() if name not in ("precision", "exact")}
     Workshop(archive, machine, minutes, out).run(rows, seeds)
     return archive
+
+
+def _show(sheets: Sequence[Sheet], files: Sequence[Path]) -> None:
+    for sheet in sheets:
+        show_sheet(out, sheet)
+    out.print()
+    for path in files:
+        say(out, f"written: {path}")
 
 
 def show_sheet(console: Console, sheet: Sheet) -> None:

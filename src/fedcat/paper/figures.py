@@ -1,45 +1,84 @@
-"""Figures in the paper's form: test accuracy over rounds, or over bytes, one line for each method."""
+"""Figures in the paper's form: one panel for each alpha, one line for each method."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedcat.paper.case import Case
+from fedcat.paper.archive import StoredRun
+from fedcat.paper.case import LABELS, Case
 from fedcat.paper.readings import Cell
 from fedcat.paper.tables import Row
-from fedcat.report.curves import Curve, draw_curves
+from fedcat.paper.theorem import LABEL, Measured
+from fedcat.report.curves import COLORS, Curve, draw_panels
 
 SUFFIXES = (".png", ".pdf")
-AGAINST = {"rounds": "round", "bytes": "training traffic, MB"}
+METHOD_COLORS = dict(zip(("fedavg", "fedprox", "scaffold", "fedgen", "clusamp"), COLORS, strict=False)) | {
+    "fedcat": "#111111",
+    "fedcat-gc": COLORS[6],
+    "fedcat-dc": COLORS[7],
+}
+"""Each method has one color in all figures; FedCat is black and thicker."""
+
+Line = Callable[[StoredRun], tuple[Sequence[float], Sequence[float]]]
+"""Returns the places and values of a run's line."""
+
+
+def accuracy_over_rounds(run: StoredRun) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the test accuracies in % over rounds."""
+    return run.rounds, [100 * value for value in run.accuracy]
+
+
+def accuracy_over_bytes(run: StoredRun) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the test accuracies in % over the MB moved so far."""
+    return [moved / 1e6 for moved in run.traffic], [100 * value for value in run.accuracy]
+
+
+def entropy_over_rounds(run: StoredRun) -> tuple[Sequence[float], Sequence[float]]:
+    """Return how evenly clients have taken part so far."""
+    return run.rounds, run.participation.entropy
 
 
 def draw_rows(
-    rows: Sequence[Row], folder: Path, name: str, methods: Sequence[str], against: str = "rounds"
+    rows: Sequence[Row], path: Path, methods: Sequence[str], line: Line, x_label: str, y_label: str
 ) -> list[Path]:
-    """Draw a figure for each row that has runs of these methods, as PNG and PDF; return the PNG files."""
-    drawn = []
+    """Draw a figure for each dataset, a panel for each of its rows, as PNG and PDF; return the PNG files."""
+    by_dataset: dict[str, list[Row]] = {}
     for row in rows:
-        known = [one for one in row.cells if one.runs and one.case.method in methods]
-        if not known:
-            continue
-        curves = [_curve(one, against) for one in known]
-        seeds = len(known[0].runs)
-        title = f"{row.name}: mean over {seeds} seeds, band: one standard deviation" if seeds > 1 else row.name
-        path = folder / f"{name}-{slug(known[0].case)}"
-        for suffix in SUFFIXES:
-            draw_curves(curves, path.with_name(path.name + suffix), AGAINST[against], "test accuracy, %", title)
-        drawn.append(path.with_name(path.name + ".png"))
+        if any(one.runs and one.case.method in methods for one in row.cells):
+            by_dataset.setdefault(slug(row.cells[0].case), []).append(row)
+    drawn = []
+    for name, mine in by_dataset.items():
+        panels = {row.name: [_curve(c, line) for c in row.cells if c.runs and c.case.method in methods] for row in mine}
+        drawn.append(_save(panels, path.with_name(f"{path.name}-{name}"), x_label, y_label))
     return drawn
 
 
+def draw_theorem(found: Measured, path: Path) -> Path:
+    """Draw the measured gaps and the bounds over SGD steps on log axes."""
+    curves = []
+    for method in found.gaps:
+        color, chain = METHOD_COLORS[method], found.constants.chain(method)
+        bounds = [found.constants.bound(t, chain) for t in found.steps]
+        curves.append(Curve(f"{LABEL[method]}, measured", found.steps, found.gaps[method], color))
+        curves.append(Curve(f"{LABEL[method]}, bound", found.steps, [bounds], color, dashes="--"))
+    return _save({"": curves}, path, "SGD steps t", "F(mean of the copies) - F*", log=True)
+
+
+def _save(panels: dict[str, list[Curve]], path: Path, x_label: str, y_label: str, log: bool = False) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in SUFFIXES:
+        draw_panels({**panels}, path.with_name(path.name + suffix), x_label, y_label, log=log)
+    return path.with_name(path.name + ".png")
+
+
 def slug(case: Case) -> str:
-    """Return a name for files of a row."""
-    words = [case.preset, case.dataset, *([] if case.alpha is None else [f"{case.alpha:g}"]), case.partition]
-    return "-".join(filter(None, words))
+    """Return a name for the files of a dataset."""
+    return "-".join(filter(None, [case.preset, case.dataset, case.partition]))
 
 
-def _curve(one: Cell, against: str) -> Curve:
-    run = one.runs[0]
-    places = run.rounds if against == "rounds" else [moved / 1e6 for moved in run.traffic]
-    return Curve(one.case.label, [float(x) for x in places], [[100 * a for a in r.accuracy] for r in one.runs])
+def _curve(one: Cell, line: Line) -> Curve:
+    lines = [line(run) for run in one.runs]
+    method = one.case.method
+    label, width = LABELS.get(method, method), 2.2 if method == "fedcat" else 1.2
+    return Curve(label, lines[0][0], [values for _, values in lines], METHOD_COLORS.get(method, ""), width=width)

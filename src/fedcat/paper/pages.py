@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedcat.core.errors import SettingError
 from fedcat.core.files import replacing
-from fedcat.core.text import json_text
-from fedcat.paper import readings, tables
-from fedcat.paper.figures import draw_rows
+from fedcat.core.text import json_text, plural
+from fedcat.paper import figures, readings, tables
+from fedcat.paper.archive import Archive, StoredRun
+from fedcat.paper.fairness import SELECTIONS, client_sheets, participation_sheets
 from fedcat.paper.study import ABLATION, METHODS, STUDIES
 from fedcat.paper.tables import Row
+from fedcat.paper.theorem import Measured, theorem_sheets
 from fedcat.report.sheet import Sheet
 
-BEST = "Best: the largest of the test accuracies, in %, mean ± standard deviation over seeds"
+ACCURACY = "test accuracy, %"
+BEST = "The largest of the test accuracies, in %, mean ± standard deviation over seeds"
 READINGS = (
-    ("Mean of the last five evaluations", readings.last_five, "The figure by which claims are judged."),
+    ("Mean of the last five evaluations", readings.last_five, "In %; the figure by which claims are judged."),
     (
         "Average over rounds: best",
         readings.average_best,
@@ -24,88 +28,132 @@ READINGS = (
         "without traffic.",
     ),
     (
-        "Average over rounds: last five",
+        "Average over rounds: mean of the last five",
         readings.average_last_five,
         "The same average, mean of its last five evaluations.",
     ),
 )
 
 
-def write_pages(name: str, rows: Sequence[Row], folder: Path) -> tuple[list[Sheet], list[Path]]:
-    """Write a study's page, JSON and figures; return the tables to show and the files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError(f"directory {str(folder)!r} cannot be created: {error.strerror}") from error
+def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -> tuple[list[Sheet], list[Path]]:
+    """Write a study's page, JSON and figures; return the tables that a terminal shows, and the files."""
     known = [row for row in rows if any(one.runs for one in (*row.cells, *row.held))]
     if not known:
-        return [], []
-    shown, page = STUDY_SHEETS[name](known)
-    figures = _figures(name, known, folder)
-    text = [f"# {STUDIES[name].title}", "", *_about(known), ""]
-    text += [line for path in figures for line in (f"![{path.stem}]({path.name})", "")]
-    text += [sheet.markdown() for sheet in page]
-    text += _commands(known)
-    markdown, data = folder / f"{name}.md", folder / f"{name}.json"
-    with replacing(markdown) as temporary:
-        temporary.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
-    with replacing(data) as temporary:
-        temporary.write_text(json_text(tables.as_json(known), indent=1) + "\n", encoding="utf-8")
-    return shown, [markdown, data, *figures]
+        raise SettingError(f"no run of {name} is there yet: leave out --minutes, or give more of them")
+    shown, page = SHEETS[name](known, rows, archive)
+    drawn = _figures(name, known, folder / "figures")
+    text = [*_about(known), "", *_links(drawn, folder), *(sheet.markdown() for sheet in page), *_commands(known)]
+    files = _write(folder, name, STUDIES[name].title, text, tables.as_json(known))
+    return shown, [*files, *drawn]
+
+
+def theorem_page(found: Measured, folder: Path, about: str) -> tuple[list[Sheet], list[Path]]:
+    """Write the theorem's page, JSON and figure; return its tables and the files."""
+    drawn = [figures.draw_theorem(found, folder / "figures" / "theorem")]
+    sheets = theorem_sheets(found)
+    text = [about, "", *_links(drawn, folder), *(sheet.markdown() for sheet in sheets)]
+    return sheets, [*_write(folder, "theorem", "The theorem, measured", text, found.as_dict()), *drawn]
+
+
+def choices_page(sheet: Sheet, runs: Sequence[StoredRun], folder: Path) -> list[Path]:
+    """Write the page of the choices; return the files."""
+    return _write(folder, "choices", "Choosing what the paper leaves open", [*_machines(runs), "", sheet.markdown()])
+
+
+def _write(folder: Path, name: str, title: str, text: Sequence[str], data: Any = None) -> list[Path]:
+    files = [folder / f"{name}.md", *([] if data is None else [folder / f"{name}.json"])]
+    contents = ["\n".join([f"# {title}", "", *text]).rstrip() + "\n", json_text(data, indent=1) + "\n"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in zip(files, contents, strict=False):
+            with replacing(path) as temporary:
+                temporary.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise SettingError(f"directory {str(folder)!r} cannot be written: {error.strerror}") from error
+    return files
+
+
+def _links(drawn: Sequence[Path], folder: Path) -> list[str]:
+    return [line for path in drawn for line in (f"![{path.stem}]({path.relative_to(folder).as_posix()})", "")]
 
 
 def _figures(name: str, rows: Sequence[Row], folder: Path) -> list[Path]:
+    over_rounds = (figures.accuracy_over_rounds, "round", ACCURACY)
+    drawn: list[Path] = []
+    if name in ("table1", "curves"):
+        drawn += figures.draw_rows(rows, folder / "methods", METHODS, *over_rounds)
+    if name in ("table2", "curves"):
+        drawn += figures.draw_rows(rows, folder / "ablation", ABLATION, *over_rounds)
     if name == "traffic":
-        return draw_rows(rows, folder, name, METHODS, "bytes")
-    if name == "curves":
-        return draw_rows(rows, folder, "curves", METHODS) + draw_rows(rows, folder, "ablation", ABLATION)
+        line = (figures.accuracy_over_bytes, "training traffic, MB", ACCURACY)
+        drawn += figures.draw_rows(rows, folder / "traffic", METHODS, *line)
     if name == "fairness":
-        return []
-    return draw_rows(rows, folder, name, [one.case.method for one in rows[0].cells])
+        line = (figures.entropy_over_rounds, "round", "entropy of participation")
+        drawn += figures.draw_rows(rows, folder / "participation", list(SELECTIONS), *line)
+    return drawn
 
 
-def _table(rows: Sequence[Row]) -> tuple[list[Sheet], list[Sheet]]:
-    """Return what a terminal shows of table 1 or 2, and what its page shows."""
-    paper = any(row.in_paper for row in rows)
+Sheets = tuple[list[Sheet], list[Sheet]]
+"""What a terminal shows of a study, and what its page shows."""
+
+
+def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+    paper = any(row.in_paper for row in known)
     brackets = "; in brackets the paper's number and our difference to it." if paper else "."
     form = [tables.accuracy_sheet(rows, "Best", readings.best, BEST + brackets, paper)]
     form += [tables.accuracy_sheet(rows, title, reading, note) for title, reading, note in READINGS]
-    held = [row for row in rows if any(one.runs for one in row.held)]
+    held = [row for row in known if any(one.runs for one in row.held)]
     if held:
         note = "A tenth of each client's data was held out: the test accuracy at the best validation accuracy."
         form.insert(2, tables.accuracy_sheet(held, "Chosen on validation data", readings.chosen, note))
-    rest = [*tables.paired_sheets(rows), tables.reach_sheet(rows), tables.claims_sheet(rows)]
-    rest = [sheet for sheet in rest if sheet.rows]
-    return [*(tables.detail_sheet(row) for row in rows), *rest], [*form, *rest]
+    rest = [*tables.paired_sheets(known), tables.reach_sheet(known), tables.claims_sheet(known)]
+    rest = [sheet for sheet in (*rest, tables.precision_sheet(known, archive)) if sheet.rows]
+    return [*(tables.detail_sheet(row) for row in known), *rest], [*form, *rest]
 
 
-def _traffic(rows: Sequence[Row]) -> tuple[list[Sheet], list[Sheet]]:
-    sheets = [tables.reach_sheet(rows), *tables.paired_sheets(rows)[1:2]]
+def _traffic(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+    sheets = [tables.traffic_sheet(known), tables.reach_sheet(known), *tables.paired_sheets(known)[1:2]]
     return sheets, sheets
 
 
-def _curves(rows: Sequence[Row]) -> tuple[list[Sheet], list[Sheet]]:
+def _curves(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
     return [], []
 
 
-STUDY_SHEETS = {"table1": _table, "table2": _table, "traffic": _traffic, "curves": _curves, "fairness": _curves}
+def _fairness(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+    sheets = [*participation_sheets(known), *client_sheets(known)]
+    return sheets, sheets
+
+
+SHEETS: dict[str, Callable[[Sequence[Row], Sequence[Row], Archive], Sheets]] = {
+    "table1": _table,
+    "table2": _table,
+    "curves": _curves,
+    "traffic": _traffic,
+    "fairness": _fairness,
+}
 
 
 def _about(rows: Sequence[Row]) -> list[str]:
-    """Return what made the runs: settings, machine, commits and time."""
+    """Return what made the runs: settings, machine, commits and time, and what the runs noted."""
     runs = [run for row in rows for one in (*row.cells, *row.held) for run in one.runs]
-    machines = sorted({f"{run.machine.device}, PyTorch {run.machine.torch}" for run in runs})
-    commits = sorted({run.machine.commit or "unknown" for run in runs})
-    first = runs[0].case
-    lines = [
-        f"Preset `{first.preset}`, precision {first.precision}, {len(runs)} runs, "
-        f"{sum(run.seconds for run in runs) / 60:.0f} minutes together on {'; '.join(machines)}.",
-        f"Commits: {', '.join(commits)}; canaries: {', '.join(sorted({run.machine.canary for run in runs}))}.",
-    ]
+    lines = _machines(runs)
     if any(run.case.dataset == "femnist" for run in runs):
-        lines.append(tables.FEMNIST_NOTE)
+        lines += ["", tables.FEMNIST_NOTE]
     bad = [f"{run.case.row}, {run.case.label}, seed {run.seed}: {note}" for run in runs for note in run.notes]
     return [*lines, *(["", "Notes of the runs:", ""] if bad else []), *(f"- {line}" for line in dict.fromkeys(bad))]
+
+
+def _machines(runs: Sequence[StoredRun]) -> list[str]:
+    machines = sorted({f"{run.machine.device}, PyTorch {run.machine.torch}" for run in runs})
+    seeds = sorted({run.seed for run in runs})
+    first = runs[0].case
+    return [
+        f"Preset `{first.preset}`, precision {first.precision}, seeds {', '.join(map(str, seeds))}: "
+        f"{plural(len(runs), 'run')}, {sum(run.seconds for run in runs) / 60:.0f} minutes on {'; '.join(machines)}.",
+        f"Commits: {', '.join(sorted({run.machine.commit or 'unknown' for run in runs}))}; "
+        f"canaries: {', '.join(sorted({f'{r.case.dataset} {r.machine.canary}' for r in runs}))}.",
+    ]
 
 
 def _commands(rows: Sequence[Row]) -> list[str]:

@@ -41,7 +41,7 @@ STUDIES = {
         Study("table2", "Table 2: ablation", ("cifar10", "cifar100"), ABLATION),
         Study("curves", "Test accuracy over rounds", ("cifar10", "femnist", "cifar100", "mnist"), EVERY),
         Study("traffic", "Traffic", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
-        Study("fairness", "Fairness", ("femnist",), METHODS),
+        Study("fairness", "Fairness", ("femnist", "cifar10"), EVERY),
     )
 }
 

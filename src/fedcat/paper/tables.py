@@ -200,6 +200,38 @@ def _reach(one: Cell, target: float) -> str:
     return f"{rounds:.0f}; {moved / 1e6:,.0f} MB{seeds}"
 
 
+def traffic_sheet(rows: Sequence[Row]) -> Sheet:
+    """Return each method's traffic, relative to FedAvg's."""
+    methods = [one.case.method for one in rows[0].cells]
+    lines = []
+    for row in rows:
+        usual, cells = row.get("fedavg"), [row.get(method) for method in methods]
+        if usual is not None:
+            base = usual.runs[0].traffic[-1]
+            shown = [EMPTY if one is None else f"{one.runs[0].traffic[-1] / base:.2f}" for one in cells]
+            lines.append([row.name, f"{base / 1e6:,.0f} MB", *shown])
+    note = "Training traffic of a run in both directions, relative to FedAvg's, and FedAvg's itself."
+    return Sheet("Traffic of a run", ["", "FedAvg's", *map(_label, methods)], lines, [note])
+
+
+def precision_sheet(rows: Sequence[Row], archive: Archive) -> Sheet:
+    """Return cells that were also run in another precision or in exact mode, beside those of the tables."""
+    lines = []
+    for row in rows:
+        for one in row.cells:
+            case = one.case
+            found = [run for run in archive if replace(run.case, precision=case.precision, exact=case.exact) == case]
+            others = {run.case for run in found if run.case != case}
+            for other in sorted(others, key=lambda other: (other.precision, other.exact)):
+                mine = Cell(other, [run for run in found if run.case == other])
+                words = f"{other.precision}{', exact' if other.exact else ''} instead of {case.precision}"
+                figures = [mine.text(reading) for reading in (readings.best, readings.last_five)]
+                change = Paired.of(mine, one, readings.last_five)
+                lines.append([f"{row.name}, {case.label}", words, *figures, change.text])
+    note = "Accuracy in %, and the difference of the last five to the cell in the table, paired by seed."
+    return Sheet("Cells in another precision", ["", "", "best", "last five", "difference"], lines, [note])
+
+
 # Claims
 
 
@@ -212,7 +244,9 @@ def claims_sheet(rows: Sequence[Row]) -> Sheet:
             if fedcat is not None and row.rivals(held):
                 lines.append([row.name, text, *(claim(row, fedcat, held, reading) for claim in CLAIMS.values())])
     note = "yes and no go by the means over seeds; in brackets what stands against or beside it."
-    return Sheet("The paper's claims", ["", "by", *CLAIMS], lines, [note])
+    kept = [0, 1, *(place for place in range(2, 2 + len(CLAIMS)) if any(line[place] != EMPTY for line in lines))]
+    lines = [[line[place] for place in kept] for line in lines]
+    return Sheet("The paper's claims", [["", "by", *CLAIMS][place] for place in kept], lines, [note])
 
 
 def _best_claim(row: Row, fedcat: Cell, held: bool, reading: Reading) -> str:
@@ -244,8 +278,10 @@ def _reach_claim(part: int) -> Callable[[Row, Cell, bool, Reading], str]:
         if held or target is None:
             return ""
         mine = reach_means(fedcat, target)[part]
+        if math.isnan(mine):
+            return "no (never)"
         theirs = {one.case.label: reach_means(one, target)[part] for one in row.rivals()}
-        faster = [label for label, value in theirs.items() if value < mine or math.isnan(mine) > math.isnan(value)]
+        faster = [label for label, value in theirs.items() if value < mine]
         return f"no (fewer: {', '.join(faster)})" if faster else "yes"
 
     return claim

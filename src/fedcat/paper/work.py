@@ -60,20 +60,31 @@ class Workshop:
         return float("inf") if self.minutes is None else 60 * self.minutes - (time.perf_counter() - self.begin)
 
     def run(self, rows: Sequence[Sequence[Case]], seeds: Sequence[int]) -> None:
-        """Run what is missing of each row, side by side; whole cases that do not fit into the time are left out."""
-        for row in rows:
-            missing = [case for case in row if len(self.archive.runs(case, seeds)) < len(seeds)]
+        """Run what is missing side by side; whole cases that do not fit into the time are left out.
+
+        On a GPU, which trains many runs almost as fast as one, all rows of a dataset run together.
+        """
+        together: dict[object, list[Case]] = {}
+        for number, row in enumerate(rows):
+            together.setdefault(row[0].dataset if self._cuda else number, []).extend(row)
+        for cases in together.values():
+            missing = [case for case in cases if len(self.archive.runs(case, seeds)) < len(seeds)]
             if missing and self.seconds_left > 0:
-                machine = self.machine(row[0])
+                machine = self.machine(cases[0])
                 fitting = self._fitting(missing, seeds)
                 if fitting:
                     self._run(fitting, seeds, machine)
 
+    @property
+    def _cuda(self) -> bool:
+        return find_device(str(self.machine_settings.get("device", "auto"))).type == "cuda"
+
     def _run(self, cases: Sequence[Case], seeds: Sequence[int], machine: Machine) -> None:
         wanted = [(case, seed) for case in cases for seed in seeds if self.archive.get(case, seed) is None]
-        self._say(f"{cases[0].row}: {plural(len(wanted), 'run')} side by side, {cases[0].rounds:,} rounds")
+        rows = list(dict.fromkeys(case.row for case in cases))
+        self._say(f"{'; '.join(rows)}: {plural(len(wanted), 'run')} side by side, {cases[0].rounds:,} rounds")
         runs = [self._build(case, seed) for case, seed in wanted]
-        labels = [case.label for case, _ in wanted]
+        labels = [case.label if len(rows) == 1 else f"{case.label} {case.alpha:g}" for case, _ in wanted]
         shown = ProgressDisplay(self.console, runs, labels, scores=not any(case.choosing for case in cases))
         begin = time.perf_counter()
         results = execute(runs, None, [shown])
