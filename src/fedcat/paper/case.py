@@ -90,7 +90,7 @@ class Case:
     def row(self) -> str:
         """The dataset as the paper writes it, and alpha."""
         name = LABELS.get(self.dataset, self.dataset)
-        return name if self.alpha is None else f"{name}, alpha {self.alpha:g}"
+        return name if self.alpha is None else f"{name}, alpha {self.alpha}"
 
     def given(self) -> dict[str, Any]:
         """Return the settings of its runs, but for the seed and the machine's."""
@@ -122,9 +122,7 @@ class Case:
             elif value is True:
                 words.append(f"--{name}")
             elif name != "method":
-                words.append(
-                    f"--{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{name} {value}"
-                )
+                words.append(f"--{name.replace('_', '-')} {value}")
         return " ".join(words)
 
 

@@ -17,7 +17,7 @@ DEFAULTS: dict[str, tuple[tuple[str, float], ...]] = {"fedcat": (("epsilon", 0.5
 
 def choices_sheet(archive: Archive, rows: Sequence[Sequence[Case]], seeds: Sequence[int]) -> Sheet:
     """Return the validation accuracy of every choice, and its gain over the default, paired by seed."""
-    names = [f"alpha {row[0].alpha:g}" for row in rows]
+    names = [f"alpha {row[0].alpha}" for row in rows]
     lines = []
     for cases in zip(*rows, strict=True):
         cells = [cell(archive, case, seeds) for case in cases]

@@ -20,6 +20,8 @@ SELECTIONS = {
     "fedcat": "groups and counts in chains (FedCat)",
 }
 """The selections, by a method that uses them."""
+DRAWN = {"fedavg": "uniform", "clusamp": "clustered", "fedcat": "groups and counts"}
+"""Those that a figure shows: chains do not change who takes part."""
 CHAINS = ("fedcat-dc", "fedcat")
 """The methods whose copies walk."""
 EARLY = (1, 5)

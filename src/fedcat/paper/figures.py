@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedcat.paper.archive import StoredRun
@@ -34,24 +35,37 @@ def accuracy_over_bytes(run: StoredRun) -> tuple[Sequence[float], Sequence[float
     return [moved / 1e6 for moved in run.traffic], [100 * value for value in run.accuracy]
 
 
-def entropy_over_rounds(run: StoredRun) -> tuple[Sequence[float], Sequence[float]]:
-    """Return how evenly clients have taken part so far."""
-    return run.rounds, run.participation.entropy
-
-
 def draw_rows(
     rows: Sequence[Row], path: Path, methods: Sequence[str], line: Line, x_label: str, y_label: str
 ) -> list[Path]:
     """Draw a figure for each dataset, a panel for each of its rows, as PNG and PDF; return the PNG files."""
-    by_dataset: dict[str, list[Row]] = {}
+    panels = {row: [_curve(one, line) for one in row.cells if one.runs and one.case.method in methods] for row in rows}
+    return _draw(panels, path, x_label, y_label)
+
+
+def draw_participation(rows: Sequence[Row], path: Path, labels: Mapping[str, str]) -> list[Path]:
+    """Draw how often the clients that took part most and least often had done so, over what is even."""
+    panels: dict[Row, list[Curve]] = {}
     for row in rows:
-        if any(one.runs and one.case.method in methods for one in row.cells):
-            by_dataset.setdefault(slug(row.cells[0].case), []).append(row)
-    drawn = []
-    for name, mine in by_dataset.items():
-        panels = {row.name: [_curve(c, line) for c in row.cells if c.runs and c.case.method in methods] for row in mine}
-        drawn.append(_save(panels, path.with_name(f"{path.name}-{name}"), x_label, y_label))
-    return drawn
+        panels[row] = []
+        for one in (cell for cell in row.cells if cell.runs and cell.case.method in labels):
+            color, run = METHOD_COLORS[one.case.method], one.runs[0]
+            even = [r / run.rounds[-1] * statistics.fmean(run.participation.counts) for r in run.rounds]
+            for name, dashes in (("most", "-"), ("least", "--")):
+                counts = [getattr(each.participation, name) for each in one.runs]
+                values = [[count / mean for count, mean in zip(mine, even, strict=True)] for mine in counts]
+                label = labels[one.case.method] if name == "most" else "_"
+                panels[row].append(Curve(label, run.rounds, values, color, dashes))
+    return _draw(panels, path, "round", "participations / mean: most (solid), least")
+
+
+def _draw(panels: Mapping[Row, list[Curve]], path: Path, x_label: str, y_label: str) -> list[Path]:
+    """Draw a figure for each dataset, a panel for each row that has lines."""
+    by_dataset: dict[str, dict[str, list[Curve]]] = {}
+    for row, curves in panels.items():
+        if curves:
+            by_dataset.setdefault(slug(row.cells[0].case), {})[row.name] = curves
+    return [_save(mine, path.with_name(f"{path.name}-{name}"), x_label, y_label) for name, mine in by_dataset.items()]
 
 
 def draw_theorem(found: Measured, path: Path) -> Path:

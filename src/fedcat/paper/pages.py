@@ -11,7 +11,7 @@ from fedcat.core.files import replacing
 from fedcat.core.text import json_text, plural
 from fedcat.paper import figures, readings, tables
 from fedcat.paper.archive import Archive, StoredRun
-from fedcat.paper.fairness import SELECTIONS, client_sheets, participation_sheets
+from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
 from fedcat.paper.study import ABLATION, METHODS, STUDIES
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured, theorem_sheets
@@ -43,7 +43,7 @@ def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -
     shown, page = SHEETS[name](known, rows, archive)
     drawn = _figures(name, known, folder / "figures")
     text = [*_about(known), "", *_links(drawn, folder), *(sheet.markdown() for sheet in page), *_commands(known)]
-    files = _write(folder, name, STUDIES[name].title, text, tables.as_json(known))
+    files = _write(folder, _stem(name, known[0]), STUDIES[name].title, text, tables.as_json(known))
     return shown, [*files, *drawn]
 
 
@@ -58,6 +58,12 @@ def theorem_page(found: Measured, folder: Path, about: str) -> tuple[list[Sheet]
 def choices_page(sheet: Sheet, runs: Sequence[StoredRun], folder: Path) -> list[Path]:
     """Write the page of the choices; return the files."""
     return _write(folder, "choices", "Choosing what the paper leaves open", [*_machines(runs), "", sheet.markdown()])
+
+
+def _stem(name: str, row: Row) -> str:
+    """Return the name of a study's files: other presets and partitions than the usual ones have pages of their own."""
+    case = row.cells[0].case
+    return "-".join(filter(None, [name, case.preset if case.preset != "lab" else "", case.partition]))
 
 
 def _write(folder: Path, name: str, title: str, text: Sequence[str], data: Any = None) -> list[Path]:
@@ -88,8 +94,7 @@ def _figures(name: str, rows: Sequence[Row], folder: Path) -> list[Path]:
         line = (figures.accuracy_over_bytes, "training traffic, MB", ACCURACY)
         drawn += figures.draw_rows(rows, folder / "traffic", METHODS, *line)
     if name == "fairness":
-        line = (figures.entropy_over_rounds, "round", "entropy of participation")
-        drawn += figures.draw_rows(rows, folder / "participation", list(SELECTIONS), *line)
+        drawn += figures.draw_participation(rows, folder / "participation", DRAWN)
     return drawn
 
 

@@ -23,7 +23,7 @@ FEMNIST_NOTE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One row of a table: the cells of all methods on one federation.
 

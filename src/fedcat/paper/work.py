@@ -84,7 +84,7 @@ class Workshop:
         rows = list(dict.fromkeys(case.row for case in cases))
         self._say(f"{'; '.join(rows)}: {plural(len(wanted), 'run')} side by side, {cases[0].rounds:,} rounds")
         runs = [self._build(case, seed) for case, seed in wanted]
-        labels = [case.label if len(rows) == 1 else f"{case.label} {case.alpha:g}" for case, _ in wanted]
+        labels = [case.label if len(rows) == 1 else f"{case.label} {case.alpha}" for case, _ in wanted]
         shown = ProgressDisplay(self.console, runs, labels, scores=not any(case.choosing for case in cases))
         begin = time.perf_counter()
         results = execute(runs, None, [shown])

@@ -1,0 +1,100 @@
+"""`fedcat reproduce`: tables, pages and figures of runs on the digits, and the command that runs a cell again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedcat.paper import work
+from fedcat.runs.folder import read_history
+
+FEW = ["--dataset", "digits", "--alpha", "1.0", "--seeds", "1", "--rounds", "10", "--workers", "1", "--out", "r"]
+
+
+@pytest.fixture(autouse=True)
+def _small_canary(monkeypatch):
+    monkeypatch.setattr(work, "EVERY", ("fedavg",))
+
+
+def test_table_1_of_the_digits(fedcat_command):
+    code, out, _ = fedcat_command("reproduce", "table1", "--methods", "fedavg,fedcat", *FEW)
+    assert code == 0
+    assert "digits, alpha 1.0, 10 rounds, 1 seed" in out
+    assert "paper" not in out.partition("The paper's claims")[0]
+    assert "written: r/figures/methods-lab-digits.png" in out
+    page = Path("r/table1.md").read_text()
+    cells = json.loads(Path("r/table1.json").read_text())
+    assert [(cell["method"], cell["seeds"], cell["paper"]) for cell in cells] == [
+        ("fedavg", [10], None),
+        ("fedcat", [10], None),
+    ]
+    assert f"{cells[1]['best']['mean']:.2f}" in page
+    for suffix in (".png", ".pdf"):
+        assert Path(f"r/figures/methods-lab-digits{suffix}").stat().st_size > 1000
+    with Image.open("r/figures/methods-lab-digits.png") as image:
+        assert image.width > 500
+
+    command = next(line for line in page.splitlines() if line.startswith("fedcat compare --methods fedcat"))
+    code, _, _ = fedcat_command(*command.split()[1:], "--workers", "1", "--out", "again")
+    assert code == 0
+    (folder,) = (path for path in Path("again").iterdir() if path.is_dir())
+    again = [100 * record.accuracy for record in read_history(folder) if record.evaluated]
+    assert cells[1]["runs"]["10"]["best"] == pytest.approx(max(again), abs=1e-3)
+
+    code, out, _ = fedcat_command("reproduce", "table1", "--methods", "fedavg,fedcat", *FEW)
+    assert code == 0
+    assert "side by side" not in out  # both cells are there
+
+
+def test_other_studies_use_the_same_runs(fedcat_command):
+    assert fedcat_command("reproduce", "table2", "--methods", "fedavg,fedcat", *FEW)[0] == 0
+    for name, shown in (("traffic", "Traffic of a run"), ("fairness", "Participation: digits"), ("curves", "written:")):
+        code, out, _ = fedcat_command("reproduce", name, "--methods", "fedavg,fedcat", *FEW)
+        assert code == 0
+        assert shown in out
+        assert "side by side" not in out
+        assert Path(f"r/{name}.md").exists()
+    assert Path("r/figures/traffic-lab-digits.png").exists()
+    assert Path("r/figures/participation-lab-digits.png").exists()
+
+
+def test_choices_do_not_show_the_test_accuracy(fedcat_command):
+    few = ["--dataset", "digits", "--alpha", "1.0", "--seeds", "1", "--rounds", "5", "--workers", "1", "--out", "r"]
+    code, out, _ = fedcat_command("reproduce", "choices", *few)
+    assert code == 0
+    progress = [line for line in out.splitlines() if line.startswith("round ")]
+    assert progress
+    assert not any("%" in line for line in progress)
+    lines = [json.loads(line) for line in Path("r/runs/lab-digits-choices.jsonl").read_text().splitlines()]
+    assert len(lines) == 14
+    assert all(line["accuracy"] == [] and len(line["validation"]) == 1 for line in lines)
+    assert "the default" in Path("r/choices.md").read_text()
+
+
+def test_the_theorem(fedcat_command):
+    code, out, _ = fedcat_command("reproduce", "theorem", "--rounds", "20", "--seeds", "1", "--out", "r")
+    assert code == 0
+    assert "bound / measured" in out
+    found = json.loads(Path("r/theorem.json").read_text())
+    assert found["steps"][-1] == 140
+    assert found["gaps"]["fedcat"][0][-1] < found["bounds"]["fedcat"][-1]
+    assert Path("r/figures/theorem.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table1", "--dataset", "cifar"], "unknown dataset 'cifar'"),
+        (["table1", "--methods", "fedcot"], "unknown methods 'fedcot': did you mean 'fedcat'"),
+        (["table1", "--alpha", "a"], "alpha must be numbers such as 0.1,0.5, got 'a'"),
+        (["table1", "--preset", "x"], "unknown preset 'x'"),
+        (["table1", "--seeds", "0"], "seeds must be at least 1"),
+        (["table1", "--minutes", "-1"], "minutes must be at least 0"),
+        (["table1", "--minutes", "0", "--out", "empty"], "no run of table1 is there yet"),
+    ],
+)
+def test_mistakes_are_named(fedcat_command, words, message):
+    code, _, err = fedcat_command("reproduce", *words)
+    assert code == 2
+    assert message in err

@@ -1,0 +1,70 @@
+"""Cases: their settings, names and commands, and which cases a study needs."""
+
+from dataclasses import replace
+
+from fedcat.paper import study
+from fedcat.paper.case import Case, default_rounds, has_alpha
+
+
+def test_settings_of_a_case():
+    case = Case("cifar10", "fedcat", 0.1, rounds=500, precision="bf16", validation=0.1, options=(("epsilon", 0.0),))
+    assert case.given() == {
+        "method": "fedcat",
+        "dataset": "cifar10",
+        "rounds": 500,
+        "preset": "lab",
+        "alpha": 0.1,
+        "validation": 0.1,
+        "precision": "bf16",
+        "average": 0.95,
+        "method_options": {"epsilon": 0.0},
+    }
+    assert replace(case, options=(("clip", 10.0),), choosing=True).given()["clip"] == 10.0
+    assert "average" not in replace(case, choosing=True).given()
+    assert "preset" not in Case("digits", "fedavg", 0.1).given()
+
+
+def test_the_command_of_a_case():
+    case = Case("cifar10", "fedcat", 1.0, exact=True, options=(("lambda", 2.0),))
+    assert case.command([10, 11]) == (
+        "fedcat compare --methods fedcat --seed 10 --seeds 2 --dataset cifar10 --rounds 1000 --preset lab --alpha 1.0 "
+        "--exact --average 0.95 -o lambda=2"
+    )
+
+
+def test_a_case_comes_back_from_its_plain_values():
+    for case in (Case("mnist", "fedavg"), Case("mnist", "fedcat", 0.5, "paper", 3, options=(("epsilon", 1.0),))):
+        assert Case.from_dict(case.as_dict()) == case
+    assert Case("mnist", "fedavg").as_dict() == {"dataset": "mnist", "method": "fedavg"}
+
+
+def test_names_as_the_paper_writes_them():
+    case = Case("cifar100", "fedcat-gc", 0.5, options=(("epsilon", 1.0),))
+    assert (case.row, case.label) == ("CIFAR-100, alpha 0.5", "w/ GC, epsilon 1")
+    assert (Case("femnist", "fedavg").row, Case("digits", "mine").label) == ("FEMNIST", "mine")
+
+
+def test_rows_of_a_table():
+    found = study.rows(("femnist", "cifar10"), ("fedavg", "fedcat"), (0.1, 1.0))
+    assert [(row[0].dataset, row[0].alpha, row[0].rounds) for row in found] == [
+        ("femnist", None, 1008),
+        ("cifar10", 0.1, 1000),
+        ("cifar10", 1.0, 1000),
+    ]
+    assert [case.method for case in found[0]] == ["fedavg", "fedcat"]
+    assert not has_alpha("femnist", "lab")
+    assert has_alpha("digits", "lab")
+    assert default_rounds("cifar10", "paper") == 300
+    hsu = study.rows(("femnist", "cifar10"), ("fedavg",), (0.1,), "paper", None, "bf16", "dirichlet-hsu")
+    assert [(row[0].partition, row[0].precision) for row in hsu] == [("", "bf16"), ("dirichlet-hsu", "bf16")]
+
+
+def test_choices_try_every_number_without_the_test_data():
+    first, second = study.choices()
+    assert (first[0].alpha, second[0].alpha, first[0].rounds) == (0.1, 1.0, 500)
+    tried = [dict(case.options) for case in first if case.method == "fedcat"]
+    assert len(tried) == 12
+    assert {one["epsilon"] for one in tried} == {0.0, 0.5, 1.0}
+    assert {one["lambda"] for one in tried} == {1.0, 2.0, 5.0, 10.0}
+    assert [case.options for case in first if case.method == "scaffold"] == [(), (("clip", 10.0),)]
+    assert all(case.choosing and case.validation == 0.1 for case in (*first, *second))

@@ -1,0 +1,80 @@
+"""Cells are run once, side by side, and only as many as fit into the time."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from fedcat.core.errors import SettingError
+from fedcat.paper import work
+from fedcat.paper.archive import Archive
+from fedcat.paper.case import Case
+from fedcat.paper.work import Workshop
+
+CASES = [Case("digits", method, 1.0, rounds=10) for method in ("fedavg", "fedcat")]
+
+
+@pytest.fixture
+def workshop(tmp_path, monkeypatch):
+    """Return a function that makes workshops over one directory; their canary costs nothing."""
+    monkeypatch.setattr(Workshop, "_canary", lambda self, case: "canary")
+
+    def make(minutes=None, pace=None):
+        if pace is not None:
+            monkeypatch.setattr(
+                Workshop, "_pace", lambda self, cases, seeds: {case: pace[case.method] for case in cases}
+            )
+        console = Console(file=(tmp_path / "out").open("a"), width=200)
+        return Workshop(Archive(tmp_path / "runs"), {"workers": 1, "threads": 1}, minutes, console)
+
+    return make
+
+
+def test_what_is_there_is_not_run_again(workshop, monkeypatch):
+    workshop().run([CASES[:1]], [10])
+    counts = []
+    execute = work.execute
+    monkeypatch.setattr(work, "execute", lambda runs, *more: counts.append(len(runs)) or execute(runs, *more))
+    made = workshop()
+    made.run([CASES], [10])
+    assert counts == [1]
+    made.run([CASES], [10, 11])
+    assert counts == [1, 2]
+    workshop().run([CASES], [10, 11])
+    assert counts == [1, 2]
+    assert {(run.case.method, run.seed) for run in made.archive} == {(c.method, s) for c in CASES for s in (10, 11)}
+    assert {len(run.accuracy) for run in made.archive} == {1}
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(0, []), (0.05, []), (0.2, ["fedavg"]), (10, ["fedavg", "fedcat"])])
+def test_whole_cells_are_planned_into_the_time(workshop, minutes, expected):
+    # two seeds of ten rounds at a third of a second, with a margin of a tenth: 7.3 s for each cell
+    made = workshop(minutes, {"fedavg": 1 / 3, "fedcat": 1 / 3})
+    made.run([CASES], [10, 11])
+    assert [case.method for case in CASES if len(made.archive.runs(case, [10, 11])) == 2] == expected
+    assert len(made.archive) == 2 * len(expected)
+
+
+def test_the_speed_is_measured_once_and_then_known(workshop, monkeypatch):
+    made = workshop(5)
+    pace = made._pace(CASES, [10])
+    assert all(0 < value < 5 for value in pace.values())
+    made.run([CASES], [10])
+    monkeypatch.setattr(work, "execute", lambda *given: pytest.fail("the speed is known"))
+    known = workshop(5)._pace(CASES, [10])
+    run = made.archive.get(CASES[0], 10)
+    assert known[CASES[0]] == pytest.approx(run.seconds / 10)
+
+
+def test_the_canary_tells_versions_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "EVERY", ("fedavg", "fedcat"))
+    console = Console(file=(tmp_path / "out").open("a"))
+    made = Workshop(Archive(tmp_path / "runs"), {"workers": 1}, None, console)
+    first = made.machine(CASES[0])
+    again = Workshop(Archive(tmp_path / "runs"), {"workers": 1}, None, console).machine(CASES[0])
+    assert first.canary == again.canary
+    assert len(first.canary) == 12
+    made.run([CASES[:1]], [10])
+    monkeypatch.setattr(work, "EVERY", ("fedavg", "fedcat-dc"))  # stands for a version that computes otherwise
+    with pytest.raises(SettingError, match="computes other numbers"):
+        Workshop(Archive(tmp_path / "runs"), {"workers": 1}, None, console).run([[replace(CASES[0], rounds=5)]], [10])
