@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcat.paper import readings, tables
+from fedcat.paper import claims, readings, tables
 from fedcat.paper.archive import Archive
 from fedcat.paper.case import Case
 from fedcat.paper.choices import choices_sheet
@@ -69,10 +69,10 @@ def test_fedcat_against_rivals_at_equal_rounds_and_bytes(tmp_path, make_run):
 
 def test_rounds_and_bytes_to_the_accuracy_of_fedavg(tmp_path, make_run):
     archive = archive_of(tmp_path, make_run, {**LEVELS, "fedcat-gc": 0.4}, {"scaffold": 2_000_000})
-    sheet = tables.reach_sheet([row_of(archive)])
+    sheet = claims.reach_sheet([row_of(archive)])
     # FedAvg: 25 % once, then 50 %: the mean of five is 50 % from the sixth evaluation on
     assert sheet.rows[0][1:] == ["50.10", "60; 0 MB (2 of 3 seeds)", "50; 10 MB", "never", "60; 0 MB", "50; 0 MB"]
-    traffic = tables.traffic_sheet([row_of(archive)])
+    traffic = claims.traffic_sheet([row_of(archive)])
     assert traffic.rows[0][2:4] == ["1.00", "20000.00"]
 
 
@@ -85,15 +85,15 @@ def test_rounds_and_bytes_to_the_accuracy_of_fedavg(tmp_path, make_run):
     ],
 )
 def test_claims_hold_or_not(tmp_path, make_run, changed, best, order):
-    sheet = tables.claims_sheet([row_of(archive_of(tmp_path, make_run, LEVELS | changed))])
+    sheet = claims.claims_sheet([row_of(archive_of(tmp_path, make_run, LEVELS | changed))])
     assert sheet.rows[0][:4] == ["CIFAR-10, alpha 0.1", "last five", best, order]
 
 
 def test_a_method_that_never_gets_there_is_not_the_fastest(tmp_path, make_run):
     row = row_of(archive_of(tmp_path, make_run, {**LEVELS, "fedcat": 0.3}))
-    assert tables.claims_sheet([row]).rows[0][4:] == ["no (never)", "no (never)"]
+    assert claims.claims_sheet([row]).rows[0][4:] == ["no (never)", "no (never)"]
     without = row_of(archive_of(tmp_path / "b", make_run, {"fedavg": 0.5, "fedcat": 0.6}), ("fedavg", "fedcat"))
-    sheet = tables.claims_sheet([without])
+    sheet = claims.claims_sheet([without])
     assert "FedAvg ≤ GC, DC ≤ FedCat" not in sheet.columns
     assert sheet.rows == [["CIFAR-10, alpha 0.1", "last five", "yes", "yes", "yes"]]
 
@@ -105,8 +105,8 @@ def test_chosen_comes_from_the_runs_with_validation_data(tmp_path, make_run):
         archive.add(make_run(case, seed, [0.3, value], validation=[0.1, 0.2]) for seed in SEEDS)
     row = row_of(archive, ("fedavg", "fedcat"))
     assert tables.accuracy_sheet([row], "", readings.chosen, "").rows[0][1:] == ["45.00 ± 0.00", "44.00 ± 0.00"]
-    claims = {line[1]: line[2] for line in tables.claims_sheet([row]).rows}
-    assert claims == {"last five": "yes", "chosen": "no (higher: FedAvg)"}
+    found = {line[1]: line[2] for line in claims.claims_sheet([row]).rows}
+    assert found == {"last five": "yes", "chosen": "no (higher: FedAvg)"}
     assert [sheet.title for sheet in tables.paired_sheets([row])][-1] == "FedCat minus rival: chosen, equal rounds"
 
 
@@ -155,3 +155,15 @@ def test_fairness_shows_participation_and_clients(tmp_path, make_run):
     ]
     (clients,) = client_sheets([row])
     assert clients.rows[1] == ["FedCat", "50.00 ± 0.00", "25.00 ± 0.00", "10.00 ± 0.00"]
+
+
+def test_cells_that_differ_from_the_paper_are_listed(tmp_path, make_run):
+    levels = {"fedavg": 0.505, "scaffold": 0.60, "fedcat": 0.5641}  # the paper has 51.01, 52.81 and 56.16
+    sheet = tables.differing_sheet([row_of(archive_of(tmp_path, make_run, levels))])
+    assert sheet.rows == [
+        ["CIFAR-10, alpha 0.1, FedAvg", "50.50, 50.60, 50.70", "51.01", "-0.41"],
+        ["CIFAR-10, alpha 0.1, SCAFFOLD", "60.00, 60.10, 60.20", "52.81", "+7.29"],
+        ["CIFAR-10, alpha 0.1, FedCat", "56.41, 56.51, 56.61", "56.16", "+0.35"],
+    ]
+    close = {"fedavg": 0.5095, "fedcat": 0.56}
+    assert tables.differing_sheet([row_of(archive_of(tmp_path / "b", make_run, close))]).rows == []

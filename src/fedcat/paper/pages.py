@@ -9,7 +9,7 @@ from typing import Any
 from fedcat.core.errors import SettingError
 from fedcat.core.files import replacing
 from fedcat.core.text import json_text, plural
-from fedcat.paper import figures, readings, tables
+from fedcat.paper import claims, figures, readings, tables
 from fedcat.paper.archive import Archive, StoredRun
 from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
 from fedcat.paper.study import ABLATION, METHODS, STUDIES
@@ -111,13 +111,14 @@ def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheet
     if held:
         note = "A tenth of each client's data was held out: the test accuracy at the best validation accuracy."
         form.insert(2, tables.accuracy_sheet(held, "Chosen on validation data", readings.chosen, note))
-    rest = [*tables.paired_sheets(known), tables.reach_sheet(known), tables.claims_sheet(known)]
-    rest = [sheet for sheet in (*rest, tables.precision_sheet(known, archive)) if sheet.rows]
+    rest = [*tables.paired_sheets(known), claims.reach_sheet(known), claims.claims_sheet(known)]
+    rest += [tables.differing_sheet(known), tables.precision_sheet(known, archive)]
+    rest = [sheet for sheet in rest if sheet.rows]
     return [*(tables.detail_sheet(row) for row in known), *rest], [*form, *rest]
 
 
 def _traffic(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
-    sheets = [tables.traffic_sheet(known), tables.reach_sheet(known), *tables.paired_sheets(known)[1:2]]
+    sheets = [claims.traffic_sheet(known), claims.reach_sheet(known), *tables.paired_sheets(known)[1:2]]
     return sheets, sheets
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+WIDTH = 150
+"""Characters in a line of a page."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Sheet:
         """Return the table as Markdown, under a heading of this level."""
         lines = [f"{'#' * level} {self.title}", ""]
         for note in self.notes:
-            lines += [note, ""]
+            lines += [textwrap.fill(note, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
         lines += [_line(self.columns), _line(["---"] * len(self.columns))]
         return "\n".join([*lines, *(_line(row) for row in self.rows), ""])
 
