@@ -48,7 +48,7 @@ def test_what_is_there_is_not_run_again(workshop, monkeypatch):
 
 @pytest.mark.parametrize(("minutes", "expected"), [(0, []), (0.05, []), (0.2, ["fedavg"]), (10, ["fedavg", "fedcat"])])
 def test_whole_cells_are_planned_into_the_time(workshop, minutes, expected):
-    # two seeds of ten rounds at a third of a second, with a margin of a tenth: 7.3 s for each cell
+    # two seeds of ten rounds at a third of a second, with a margin of a quarter: 8.3 s for each cell
     made = workshop(minutes, {"fedavg": 1 / 3, "fedcat": 1 / 3})
     made.run([CASES], [10, 11])
     assert [case.method for case in CASES if len(made.archive.runs(case, [10, 11])) == 2] == expected
@@ -78,3 +78,20 @@ def test_the_canary_tells_versions_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(work, "EVERY", ("fedavg", "fedcat-dc"))  # stands for a version that computes otherwise
     with pytest.raises(SettingError, match="computes other numbers"):
         Workshop(Archive(tmp_path / "runs"), {"workers": 1}, None, console).run([[replace(CASES[0], rounds=5)]], [10])
+
+
+def test_a_run_that_fails_is_told_and_not_kept(workshop, monkeypatch, tmp_path):
+    execute = work.execute
+
+    def failing(runs, *more):
+        runs[0].stop("the power went off")
+        return execute(runs, *more)
+
+    monkeypatch.setattr(work, "execute", failing)
+    made = workshop()
+    made.run([CASES], [10])
+    assert [run.case.method for run in made.archive] == ["fedcat"]
+    made.console.file.flush()
+    said = (tmp_path / "out").read_text()
+    assert "not kept: digits, alpha 1.0, FedAvg, seed 10: stopped" in said
+    assert "the power went off" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import platform
 import statistics
 import subprocess
@@ -25,8 +26,8 @@ from fedcat.runs.result import Result
 from fedcat.runs.run import Run
 from fedcat.runs.runner import execute
 
-MARGIN = 1.1
-"""What a plan adds to the measured time."""
+MARGIN = 1.25
+"""What a plan adds to the measured time: a short measurement meets the clients with the most data too rarely."""
 CYCLES = 3
 """Cycles of K rounds that are run to measure the speed; the first of them is not counted."""
 
@@ -88,8 +89,13 @@ class Workshop:
         shown = ProgressDisplay(self.console, runs, labels, scores=not any(case.choosing for case in cases))
         begin = time.perf_counter()
         results = execute(runs, None, [shown])
-        self.archive.add(StoredRun.of(case, one, machine) for (case, _), one in zip(wanted, results, strict=True))
         self._say(f"{plural(len(runs), 'run')} in {time.perf_counter() - begin:.0f} s")
+        for (case, seed), result in zip(wanted, results, strict=True):
+            if result.status == "finished":
+                self.archive.add([StoredRun.of(case, result, machine)])
+            else:
+                why = "; ".join(result.summary.notes)
+                self._say(f"not kept: {case.row}, {case.label}, seed {seed}: {result.status}: {why}")
 
     def _build(self, case: Case, seed: int, **changes: Any) -> Run:
         return self.builder.build({**case.given(), **self.machine_settings, "seed": seed, **changes})
@@ -101,17 +107,13 @@ class Workshop:
         if self.minutes is None:
             return list(cases)
         pace = self._pace(cases, seeds)
-        found: list[Case] = []
-        needed = 0.0
-        for case in cases:
-            missing = len(seeds) - len(self.archive.runs(case, seeds))
-            needed += MARGIN * pace[case] * case.rounds * missing
-            if needed > self.seconds_left:
-                break
-            found.append(case)
+        missing = [len(seeds) - len(self.archive.runs(case, seeds)) for case in cases]
+        costs = [MARGIN * pace[case] * case.rounds * count for case, count in zip(cases, missing, strict=True)]
+        ends = itertools.accumulate(costs)
+        found = [case for case, end in zip(cases, ends, strict=True) if end <= self.seconds_left]
         self._say(
-            f"{cases[0].row}: {len(found)} of {plural(len(cases), 'cell')} fit into the {self.seconds_left:.0f} s that "
-            f"are left; all need about {MARGIN * sum(pace[c] * c.rounds for c in cases) * len(seeds):.0f} s"
+            f"{_label(cases[0])}: {len(found)} of {plural(len(cases), 'missing cell')} fit into the "
+            f"{self.seconds_left:.0f} s that are left; all need about {sum(costs):.0f} s"
         )
         return found
 
@@ -165,11 +167,15 @@ class Workshop:
         for result in execute(runs):
             digest.update(_bytes(result))
         found = digest.hexdigest()[:12]
-        self._say(f"canary of {LABELS.get(case.dataset, case.dataset)}: {found}")
+        self._say(f"canary of {_label(case)}: {found}")
         return found
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _label(case: Case) -> str:
+    return LABELS.get(case.dataset, case.dataset)
 
 
 def _bytes(result: Result) -> bytes:
