@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,27 +38,30 @@ app = typer.Typer(
 )
 out = Console(highlight=False, markup=False)
 
-Datasets = Annotated[str, typer.Option("--dataset", metavar="A,B,...", help="datasets [those of the paper]")]
-Alphas = Annotated[str, typer.Option("--alpha", metavar="A,B,...", help="alphas of the Dirichlet partition")]
-Methods = Annotated[str, typer.Option("--methods", metavar="A,B,...", help="methods [those of the paper]")]
-Seeds = Annotated[int, typer.Option("--seeds", metavar="NUMBER", help="number of seeds")]
-FirstSeed = Annotated[int | None, typer.Option("--seed", metavar="NUMBER", help="first seed [10; choices: 20]")]
-Rounds = Annotated[int | None, typer.Option("--rounds", metavar="NUMBER", help="number of rounds [the preset's]")]
-Preset = Annotated[str, typer.Option("--preset", metavar="NAME", help="lab or paper, see `fedcat presets`")]
-Partition = Annotated[str, typer.Option("--partition", metavar="NAME", help="another partition than the preset's")]
-Validation = Annotated[
-    float,
-    typer.Option("--validation", metavar="NUMBER", help="hold out this fraction of each client's data for `chosen`"),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(
-        "--minutes", metavar="NUMBER", help="run the cells that fit into this time; 0: none, only show [no limit]"
-    ),
-]
-Out = Annotated[Path, typer.Option("--out", metavar="DIRECTORY", help="where runs are kept and pages are written")]
 
-MACHINE = ("device", "data_dir", "precision", "exact", "memory", "threads", "workers")
+def _option(flag: str, metavar: str, help: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=help, show_default=False)
+
+
+Datasets = Annotated[str, _option("--dataset", "A,B,...", "datasets [those of the paper]")]
+Dataset = Annotated[str, _option("--dataset", "NAME", "the dataset [cifar10]")]
+Alphas = Annotated[str, _option("--alpha", "A,B,...", "alphas of the Dirichlet partition [those of the paper]")]
+Methods = Annotated[str, _option("--methods", "A,B,...", "methods [those of the paper]")]
+Seeds = Annotated[int, _option("--seeds", "NUMBER", "number of seeds [3]")]
+FirstSeed = Annotated[int | None, _option("--seed", "NUMBER", "first seed [10; choices: 20]")]
+Rounds = Annotated[int | None, _option("--rounds", "NUMBER", "number of rounds [the preset's; choices: 500]")]
+Preset = Annotated[str, _option("--preset", "NAME", "lab or paper, see `fedcat presets` [lab]")]
+Partition = Annotated[str, _option("--partition", "NAME", "another partition than the preset's")]
+Validation = Annotated[
+    float, _option("--validation", "NUMBER", "fraction of each client's data to hold out, for `chosen` [0]")
+]
+Exact = Annotated[bool, _option("--exact", " ", "the same bits whatever runs beside a run; always on with a CPU")]
+Minutes = Annotated[
+    float | None, _option("--minutes", "NUMBER", "run the cells that fit into this time; 0: none, only show [no limit]")
+]
+Out = Annotated[Path, _option("--out", "DIRECTORY", "where runs are kept and pages are written [reproduce]")]
+
+MACHINE = ("device", "data_dir", "precision", "memory", "threads", "workers")
 
 
 def _study_command(name: str) -> Callable[..., None]:
@@ -77,6 +79,7 @@ def _study_command(name: str) -> Callable[..., None]:
         preset: Preset = "lab",
         partition: Partition = "",
         validation: Validation = 0.0,
+        exact: Exact = False,
         minutes: Minutes = None,
         folder: Out = Path("reproduce"),
     ) -> None:
@@ -90,12 +93,11 @@ def _study_command(name: str) -> Callable[..., None]:
             _precision(given),
             partition,
             validation,
-            bool(given.get("exact", False)),
+            exact,
         )
         numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
         archive = _work(rows, numbers, folder, minutes, given)
-        plain = [[replace(case, validation=0.0) for case in row] for row in rows]
-        _show(*study_page(name, archive, [Row.of(archive, row, numbers) for row in plain], folder))
+        _show(*study_page(name, archive, [Row.of(archive, row, numbers) for row in rows], folder))
 
     return command
 
@@ -115,7 +117,7 @@ for _name, _help in HELP.items():
 @with_settings(only=MACHINE)
 def choices(
     given: Mapping[str, Any],
-    dataset: Annotated[str, typer.Option("--dataset", metavar="NAME", help="the dataset")] = "cifar10",
+    dataset: Dataset = "cifar10",
     alpha: Alphas = "0.1,1.0",
     seeds: Seeds = 3,
     seed: FirstSeed = None,
@@ -138,7 +140,7 @@ def choices(
 def theorem(
     seeds: Seeds = 3,
     seed: FirstSeed = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="NUMBER", help="number of rounds")] = ROUNDS,
+    rounds: Annotated[int, _option("--rounds", "NUMBER", f"number of rounds [{ROUNDS}]")] = ROUNDS,
     folder: Out = Path("reproduce"),
 ) -> None:
     """Measure the convergence of FedAvg and FedCat on a strongly convex problem, beside the paper's bound."""
@@ -157,7 +159,7 @@ def _work(
     if minutes is not None:
         check_bounds("minutes", minutes, at_least=0)
     archive = Archive(folder / "runs")
-    machine = {name: value for name, value in given.items() if name not in ("precision", "exact")}
+    machine = {name: value for name, value in given.items() if name != "precision"}
     Workshop(archive, machine, minutes, out).run(rows, seeds)
     return archive
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedcat.core.errors import SettingError
+from fedcat.core.files import replacing
 from fedcat.core.text import json_text
 from fedcat.paper.case import Case
 from fedcat.paper.participation import Participation, participation
@@ -178,7 +178,7 @@ class Archive:
         return self.folder / f"{case.preset}-{case.dataset}{'-choices' if case.choosing else ''}.jsonl"
 
     def add(self, runs: Iterable[StoredRun]) -> None:
-        """Append runs; a run that is there already is not replaced."""
+        """Add runs; a run that is there already is not replaced."""
         for run in runs:
             if (run.case, run.seed) in self._runs:
                 continue
@@ -186,10 +186,9 @@ class Archive:
             path = self.path(run.case)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json_text(_plain(run.as_dict())) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+                before = path.read_text(encoding="utf-8") if path.exists() else ""
+                with replacing(path) as temporary:
+                    temporary.write_text(before + json_text(_plain(run.as_dict())) + "\n", encoding="utf-8")
             except OSError as error:
                 raise SettingError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 

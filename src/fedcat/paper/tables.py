@@ -42,9 +42,10 @@ class Row:
 
     @classmethod
     def of(cls, archive: Archive, cases: Sequence[Case], seeds: Sequence[int]) -> Row:
-        """Return the row of these cases."""
-        held = [cell(archive, replace(case, validation=case.validation or HELD_OUT), seeds) for case in cases]
-        return cls([cell(archive, case, seeds) for case in cases], held)
+        """Return the row of these cases, with and without data held out."""
+        plain = [replace(case, validation=0.0) for case in cases]
+        held = [replace(case, validation=case.validation or HELD_OUT) for case in cases]
+        return cls(*([cell(archive, case, seeds) for case in some] for some in (plain, held)))
 
     @property
     def name(self) -> str:
