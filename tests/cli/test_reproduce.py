@@ -22,9 +22,12 @@ def test_table_1_of_the_digits(fedcat_command):
     assert code == 0
     assert "digits, alpha 1.0, 10 rounds, 1 seed" in out
     assert "paper" not in out.partition("The paper's claims")[0]
+    assert "**" not in out
     assert "written: r/figures/methods-lab-digits.png" in out
     page = Path("r/table1.md").read_text()
-    cells = json.loads(Path("r/table1.json").read_text())
+    written = json.loads(Path("r/table1.json").read_text())
+    cells = written["cells"]
+    assert "Mean of the last five evaluations" in [table["title"] for table in written["tables"]]
     assert [(cell["method"], cell["seeds"], cell["paper"]) for cell in cells] == [
         ("fedavg", [10], None),
         ("fedcat", [10], None),
@@ -78,7 +81,7 @@ def test_the_theorem(fedcat_command):
     assert "bound / measured" in out
     found = json.loads(Path("r/theorem.json").read_text())
     assert found["steps"][-1] == 140
-    assert found["gaps"]["fedcat"][0][-1] < found["bounds"]["fedcat"][-1]
+    assert found["gaps"]["FedCat"][0][-1] < found["bounds"]["FedCat"][-1]
     assert Path("r/figures/theorem.pdf").exists()
 
 
@@ -90,6 +93,11 @@ def test_the_theorem(fedcat_command):
         (["table1", "--alpha", "a"], "alpha must be numbers such as 0.1,0.5, got 'a'"),
         (["table1", "--preset", "x"], "unknown preset 'x'"),
         (["table1", "--seeds", "0"], "seeds must be at least 1"),
+        (["table1", "--alpha", "0"], "alpha must be > 0, got 0"),
+        (["table1", "--rounds", "0"], "rounds must be at least 1"),
+        (["table1", "--validation", "1"], "validation must be"),
+        (["table1", "--partition", "x"], "unknown partition 'x'"),
+        (["choices", "--minutes", "0", "--out", "empty"], "no run of choices is there yet"),
         (["table1", "--minutes", "-1"], "minutes must be at least 0"),
         (["table1", "--minutes", "0", "--out", "empty"], "no run of table1 is there yet"),
     ],

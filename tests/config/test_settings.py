@@ -89,6 +89,7 @@ def test_the_defaults():
         "optimizer": "sgd",
         "augment": [],
         "lr": 0.01,
+        "sampling": "shuffle",
         "lr_schedule": "constant",
         "lr_decay": 0.5,
         "lr_every": 100,

@@ -122,3 +122,19 @@ def test_a_net_draws_from_the_hops_own_stream(task):
             int(philox(4, 7, round=5, client=client, visit=3).integers(2**63))
         }
     assert torch.initial_seed() == before
+
+
+def test_batches_with_replacement_are_independent_draws_of_the_clients_samples():
+    fed = federation([7, 30])
+    plain = Task(0, layout_of(small_net()), fed, fed.train, LocalRule(), batch_size=8)
+    long = hop(plain, client=1, epochs=50)
+    index, lengths = batches(replace(plain, replacement=True), long)
+    shuffled, same = batches(plain, long)
+    assert lengths.tolist() == same.tolist() == [8, 8, 8, 6] * 50
+    mine = fed.indices(1)
+    epoch = [row[row >= 0] for row in index[:4]]
+    assert set(np.concatenate(epoch)) < set(mine)  # some samples are drawn twice, and others not at all
+    assert set(shuffled[:4][shuffled[:4] >= 0]) == set(mine)
+    counts = np.bincount(np.searchsorted(np.sort(mine), index[index >= 0]), minlength=30)
+    assert counts.sum() == 1500
+    assert 25 <= counts.min() < counts.max() <= 80  # a mean of 50, a deviation of 7

@@ -26,7 +26,8 @@ def test_settings_of_a_case():
 
 def test_the_command_of_a_case():
     case = Case("cifar10", "fedcat", 1.0, exact=True, options=(("lambda", 2.0),))
-    assert case.command([10, 11]) == (
+    (command,) = case.commands([10, 11])
+    assert command == (
         "fedcat compare --methods fedcat --seed 10 --seeds 2 --dataset cifar10 --rounds 1000 --preset lab --alpha 1.0 "
         "--exact --average 0.95 -o lambda=2"
     )
@@ -68,3 +69,14 @@ def test_choices_try_every_number_without_the_test_data():
     assert {one["lambda"] for one in tried} == {1.0, 2.0, 5.0, 10.0}
     assert [case.options for case in first if case.method == "scaffold"] == [(), (("clip", 10.0),)]
     assert all(case.choosing and case.validation == 0.1 for case in (*first, *second))
+
+
+def test_seeds_that_are_missing_are_not_in_the_commands():
+    found = [line.split(" --dataset")[0] for line in Case("mnist", "fedavg").commands([10, 12, 13])]
+    start = "fedcat compare --methods fedavg"
+    assert found == [f"{start} --seed 10 --seeds 1", f"{start} --seed 12 --seeds 2"]
+
+
+def test_a_partition_without_alpha_has_one_row():
+    found = study.rows(("cifar10",), ("fedavg",), (0.1, 1.0), partition="iid")
+    assert [(row[0].alpha, row[0].partition) for row in found] == [(None, "iid")]

@@ -58,7 +58,7 @@ def test_a_dataset_that_the_paper_lacks_has_no_column_of_it(tmp_path, make_run):
 
 def test_fedcat_against_rivals_at_equal_rounds_and_bytes(tmp_path, make_run):
     archive = archive_of(tmp_path, make_run, LEVELS, {"scaffold": 500})
-    rounds, moved = tables.paired_sheets([row_of(archive)])
+    rounds, moved, *_ = tables.fedcat_sheets([row_of(archive)])
     assert rounds.rows == [
         ["CIFAR-10, alpha 0.1", "**+6.00 ± 0.00**", "**-4.00 ± 0.00**", "**+7.00 ± 0.00**", "**+1.00 ± 0.00**"]
     ]
@@ -79,22 +79,21 @@ def test_rounds_and_bytes_to_the_accuracy_of_fedavg(tmp_path, make_run):
 @pytest.mark.parametrize(
     ("changed", "best", "order"),
     [
-        ({}, "no (higher: SCAFFOLD)", "no (GC < FedAvg)"),
+        ({}, "no (higher: SCAFFOLD)", "no (but: FedAvg > GC)"),
         ({"scaffold": 0.3, "fedcat-gc": 0.51}, "yes", "yes"),
-        ({"scaffold": 0.3, "fedcat-dc": 0.57}, "no (higher: w/ DC)", "no (GC < FedAvg, FedCat < DC)"),
+        ({"scaffold": 0.3, "fedcat-dc": 0.57}, "no (higher: w/ DC)", "no (but: FedAvg > GC, DC > FedCat)"),
     ],
 )
 def test_claims_hold_or_not(tmp_path, make_run, changed, best, order):
-    sheet = claims.claims_sheet([row_of(archive_of(tmp_path, make_run, LEVELS | changed))])
+    sheet = claims.claims_sheet([row_of(archive_of(tmp_path, make_run, LEVELS | changed))], list(claims.CLAIMS))
     assert sheet.rows[0][:4] == ["CIFAR-10, alpha 0.1", "last five", best, order]
 
 
 def test_a_method_that_never_gets_there_is_not_the_fastest(tmp_path, make_run):
     row = row_of(archive_of(tmp_path, make_run, {**LEVELS, "fedcat": 0.3}))
-    assert claims.claims_sheet([row]).rows[0][4:] == ["no (not with every seed)"] * 2
+    assert claims.claims_sheet([row], list(claims.CLAIMS)).rows[0][4:] == ["no (not with every seed)"] * 2
     without = row_of(archive_of(tmp_path / "b", make_run, {"fedavg": 0.5, "fedcat": 0.6}), ("fedavg", "fedcat"))
-    sheet = claims.claims_sheet([without])
-    assert "FedAvg ≤ GC, DC ≤ FedCat" not in sheet.columns
+    sheet = claims.claims_sheet([without], (claims.BEST, claims.ROUNDS, claims.TRAFFIC))
     assert sheet.rows == [["CIFAR-10, alpha 0.1", "last five", "yes", "yes", "yes"]]
 
 
@@ -105,9 +104,9 @@ def test_chosen_comes_from_the_runs_with_validation_data(tmp_path, make_run):
         archive.add(make_run(case, seed, [0.3, value], validation=[0.1, 0.2]) for seed in SEEDS)
     row = row_of(archive, ("fedavg", "fedcat"))
     assert tables.accuracy_sheet([row], "", readings.chosen, "").rows[0][1:] == ["45.00 ± 0.00", "44.00 ± 0.00"]
-    found = {line[1]: line[2] for line in claims.claims_sheet([row]).rows}
+    found = {line[1]: line[2] for line in claims.claims_sheet([row], [claims.BEST]).rows}
     assert found == {"last five": "yes", "chosen": "no (higher: FedAvg)"}
-    assert [sheet.title for sheet in tables.paired_sheets([row])][-1] == "FedCat minus rival: chosen, equal rounds"
+    assert [sheet.title for sheet in tables.fedcat_sheets([row])][2] == "FedCat minus rival: chosen, equal rounds"
 
 
 def test_cells_in_another_precision_stand_beside_the_table(tmp_path, make_run):
@@ -116,7 +115,7 @@ def test_cells_in_another_precision_stand_beside_the_table(tmp_path, make_run):
     archive.add([make_run(Case("cifar10", "fedavg", 0.1, exact=True), 10, [0.5] * 5)])
     lines = tables.precision_sheet([row_of(archive)], archive).rows
     assert [line[1] for line in lines] == ["fp32, exact instead of fp32", "tf32 instead of fp32"]
-    assert lines[1][2:] == ["51.00 ± 0.00", "51.00 ± 0.00", "**+0.90 ± 0.06**"]
+    assert lines[1][2:] == ["51.00 ± 0.00", "**+0.90 ± 0.06**"] * 2
 
 
 def test_a_choice_counts_if_it_gains_on_validation_data(tmp_path, make_run):
@@ -150,8 +149,8 @@ def test_fairness_shows_participation_and_clients(tmp_path, make_run):
         "distinct",
     ]
     assert [line[1:] for line in shown.rows] == [
-        ["50.0", "50.0", "1.0", "3.0", "0.9000", ""],
-        ["50.0", "50.0", "1.0", "3.0", "0.9000", "2.00"],
+        ["50.0", "50.0", "1", "3", "0.9000", ""],
+        ["50.0", "50.0", "1", "3", "0.9000", "2.00"],
     ]
     (clients,) = client_sheets([row])
     assert clients.rows[1] == ["FedCat", "50.00 ± 0.00", "25.00 ± 0.00", "10.00 ± 0.00"]
@@ -167,3 +166,30 @@ def test_cells_that_differ_from_the_paper_are_listed(tmp_path, make_run):
     ]
     close = {"fedavg": 0.5095, "fedcat": 0.56}
     assert tables.differing_sheet([row_of(archive_of(tmp_path / "b", make_run, close))]).rows == []
+
+
+def test_every_method_against_fedavg(tmp_path, make_run):
+    sheet = tables.fedavg_sheet([row_of(archive_of(tmp_path, make_run, LEVELS))])
+    assert sheet.rows[0][1:] == ["**+10.00 ± 0.00**", "**-1.00 ± 0.00**", "**+5.00 ± 0.00**", "**+6.00 ± 0.00**"]
+
+
+def test_claims_say_what_is_not_significant_and_what_is_equal(tmp_path, make_run):
+    archive = Archive(tmp_path)
+    for seed, fedavg, fedcat in ((10, 0.50, 0.52), (11, 0.51, 0.50), (12, 0.50, 0.52)):
+        archive.add([make_run(Case("cifar10", "fedavg", 0.1), seed, [fedavg] * 12)])
+        archive.add([make_run(Case("cifar10", "fedcat", 0.1), seed, [fedcat] * 12)])
+    row = row_of(archive, ("fedavg", "fedcat"))
+    (line,) = claims.claims_sheet([row], (claims.BEST, claims.ROUNDS)).rows
+    assert line[2:] == ["yes (not significant: FedAvg)", "no (not with every seed)"]
+    equal = row_of(archive_of(tmp_path / "b", make_run, {"fedavg": 0.5, "fedcat": 0.5}), ("fedavg", "fedcat"))
+    (line,) = claims.claims_sheet([equal], (claims.BEST, claims.ROUNDS)).rows
+    assert line[2:] == ["yes (equal: FedAvg; not significant: FedAvg)", "yes (equal: FedAvg)"]
+
+
+def test_short_runs_are_not_asked_when_they_reached_an_accuracy(tmp_path, make_run):
+    archive = Archive(tmp_path)
+    for method in ("fedavg", "fedcat"):
+        archive.add(make_run(Case("cifar10", method, 0.1), seed, [0.5] * 5) for seed in SEEDS)
+    row = row_of(archive, ("fedavg", "fedcat"))
+    assert claims.reach_sheet([row]).rows == []
+    assert claims.claims_sheet([row], (claims.ROUNDS,)).rows[0][2:] == [""]

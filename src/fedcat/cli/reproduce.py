@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +13,10 @@ from rich.table import Table
 
 from fedcat.cli.options import Command, Group, with_settings
 from fedcat.cli.tables import say
-from fedcat.config.presets import preset_names
+from fedcat.config.presets import preset_datasets, preset_names
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, check_bounds
 from fedcat.core.text import plural
-from fedcat.data.dataset import DATASETS
 from fedcat.methods import METHODS
 from fedcat.paper import study
 from fedcat.paper.archive import Archive
@@ -49,7 +47,9 @@ Alphas = Annotated[str, _option("--alpha", "A,B,...", "alphas of the Dirichlet p
 Methods = Annotated[str, _option("--methods", "A,B,...", "methods [those of the paper]")]
 Seeds = Annotated[int, _option("--seeds", "NUMBER", "number of seeds [3]")]
 FirstSeed = Annotated[int | None, _option("--seed", "NUMBER", "first seed [10; choices: 20]")]
-Rounds = Annotated[int | None, _option("--rounds", "NUMBER", "number of rounds [the preset's; choices: 500]")]
+Rounds = Annotated[
+    int | None, _option("--rounds", "NUMBER", "number of rounds [1000; femnist 1008; preset paper 300; choices 500]")
+]
 Preset = Annotated[str, _option("--preset", "NAME", "lab or paper, see `fedcat presets` [lab]")]
 Partition = Annotated[str, _option("--partition", "NAME", "another partition than the preset's")]
 Validation = Annotated[
@@ -84,15 +84,16 @@ def _study_command(name: str) -> Callable[..., None]:
         folder: Out = Path("reproduce"),
     ) -> None:
         chosen = study.STUDIES[name]
+        _check_preset(preset)
         rows = study.rows(
-            _names("dataset", dataset, DATASETS) or chosen.datasets,
-            _names("methods", methods, METHODS) or chosen.methods,
+            _names("dataset", dataset, _datasets(preset)) or chosen.datasets,
+            _names("methods", methods, [name for name, _ in METHODS]) or chosen.methods,
             _numbers("alpha", alpha),
-            _preset(preset),
-            rounds,
+            preset,
+            _rounds(rounds),
             _precision(given),
             partition,
-            validation,
+            _validation(validation),
             exact,
         )
         numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
@@ -126,14 +127,15 @@ def choices(
     folder: Out = Path("reproduce"),
 ) -> None:
     """Choose what the paper leaves open, FedCat's epsilon and lambda and SCAFFOLD's clip, on validation data."""
-    (name,) = _names("dataset", dataset, DATASETS) or ["cifar10"]
-    rows = study.choices(name, _numbers("alpha", alpha), "lab", rounds, _precision(given))
+    (name,) = _names("dataset", dataset, _datasets("lab"))[:1] or ["cifar10"]
+    rows = study.choices(name, _numbers("alpha", alpha), "lab", _rounds(rounds), _precision(given))
     numbers = _seeds(seeds, study.FIRST_CHOOSING_SEED if seed is None else seed)
     archive = _work(rows, numbers, folder, minutes, given)
     runs = [run for row in rows for case in row for run in archive.runs(case, numbers)]
-    if runs:
-        sheet = choices_sheet(archive, rows, numbers)
-        _show([sheet], choices_page(sheet, runs, folder))
+    if not runs:
+        raise SettingError("no run of choices is there yet: leave out --minutes, or give more of them")
+    sheet = choices_sheet(archive, rows, numbers)
+    _show([sheet], choices_page(sheet, runs, folder))
 
 
 @app.command(cls=Command)
@@ -158,6 +160,10 @@ def _work(
     """Run what is missing and return all that is there."""
     if minutes is not None:
         check_bounds("minutes", minutes, at_least=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"out directory {str(folder)!r} cannot be created: {error.strerror}") from error
     archive = Archive(folder / "runs")
     machine = {name: value for name, value in given.items() if name != "precision"}
     Workshop(archive, machine, minutes, out).run(rows, seeds)
@@ -180,18 +186,22 @@ def show_sheet(console: Console, sheet: Sheet) -> None:
     for place, heading in enumerate(sheet.columns):
         table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
     for row in sheet.rows:
-        table.add_row(*(text.replace("**", "") for text in row))
+        table.add_row(*(f"{text.strip('*')} *" if text.startswith("**") else text for text in row))
     console.print(table)
     for note in sheet.notes:
-        say(console, note)
+        say(console, note.replace("Bold:", "*:"))
 
 
-def _names(label: str, text: str, known: Any) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    every = [name for name, _ in known]
+def _datasets(preset: str) -> tuple[str, ...]:
+    """Return the datasets that can be divided as the paper's are: those of the preset, and the digits."""
+    return (*preset_datasets(preset), "digits")
+
+
+def _names(label: str, text: str, known: Sequence[str]) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
-        if name not in every:
-            raise unknown_name(label, name, every)
+        if name not in known:
+            raise unknown_name(label, name, known)
     return names
 
 
@@ -201,14 +211,25 @@ def _numbers(label: str, text: str) -> list[float]:
         value = Typed(word.strip()).read(float)
         if not isinstance(value, (int, float)):
             raise SettingError(f"{label} must be numbers such as 0.1,0.5, got {text!r}")
+        check_bounds(label, value, above=0)
         found.append(float(value))
     return found
 
 
-def _preset(name: str) -> str:
+def _rounds(rounds: int | None) -> int | None:
+    if rounds is not None:
+        check_bounds("rounds", rounds, at_least=1)
+    return rounds
+
+
+def _validation(fraction: float) -> float:
+    check_bounds("validation", fraction, at_least=0, below=1)
+    return fraction
+
+
+def _check_preset(name: str) -> None:
     if name not in preset_names():
         raise unknown_name("preset", name, preset_names())
-    return name
 
 
 def _precision(given: Mapping[str, Any]) -> str:
@@ -219,4 +240,4 @@ def _precision(given: Mapping[str, Any]) -> str:
 def _seeds(count: int, first: int) -> list[int]:
     check_bounds("seeds", count, at_least=1)
     check_bounds("seed", first, at_least=0)
-    return list(itertools.islice(itertools.count(first), count))
+    return list(range(first, first + count))

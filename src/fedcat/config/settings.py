@@ -14,6 +14,7 @@ from fedcat.core.precision import PRECISIONS
 from fedcat.engines import NAMES as ENGINES
 
 DTYPES = ("float32", "float64")
+SAMPLINGS = ("shuffle", "replacement")
 TABLES = (
     *("dataset_options", "partition_options", "optimizer_options", "aggregator_options", "server_options"),
     "options",
@@ -62,6 +63,12 @@ class Settings:
     rounds: int = _setting(1000, METHOD, "number of rounds", AMOUNT)
     epochs: int = _setting(5, LOCAL, "local epochs, each time a client trains", AMOUNT)
     batch_size: int = _setting(50, LOCAL, "local batch size", COUNT)
+    sampling: str = _setting(
+        "shuffle",
+        LOCAL,
+        "how batches are drawn: shuffle (every sample once per epoch) or replacement (independently)",
+        choices=SAMPLINGS,
+    )
     optimizer: str = _setting(
         "sgd", LOCAL, "the local optimizer, fresh each time a client trains: sgd, adam, adamw, or module:Class"
     )

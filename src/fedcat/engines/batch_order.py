@@ -61,6 +61,7 @@ class BatchOrder:
     def __init__(self, task: Task, hop: Hop) -> None:
         self._mine = task.federation.indices(hop.client)
         self._rng = random_stream(task.seed, Purpose.BATCHES, hop.round, hop.client, hop.visit)
+        self._replacement = task.replacement
         self.lengths = batch_lengths(len(self._mine), task.batch_size, task.join_lone)
         self.steps = hop.epochs * len(self.lengths)
 
@@ -69,7 +70,8 @@ class BatchOrder:
 
         Shorter batches are padded with -1.
         """
-        order = self._mine[self._rng.permutation(len(self._mine))]
+        count = len(self._mine)
+        order = self._mine[self._rng.integers(count, size=count) if self._replacement else self._rng.permutation(count)]
         batches, size = len(self.lengths), self.lengths[0]
         equal = batches - (self.lengths[-1] != size)  # only the last batch may have another length
         rest = order[equal * size :]

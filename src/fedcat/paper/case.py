@@ -32,6 +32,11 @@ LABELS = {
 """Names as the paper writes them."""
 
 
+def label_of(name: str) -> str:
+    """Return a method or dataset as the paper writes it."""
+    return LABELS.get(name, name)
+
+
 @dataclass(frozen=True)
 class Case:
     """One method on one federation.
@@ -84,12 +89,12 @@ class Case:
     def label(self) -> str:
         """The method as the paper writes it, with the options that differ."""
         words = [f"{name} {value:g}" for name, value in self.options]
-        return ", ".join([LABELS.get(self.method, self.method), *words])
+        return ", ".join([label_of(self.method), *words])
 
     @property
     def row(self) -> str:
         """The dataset as the paper writes it, and alpha."""
-        name = LABELS.get(self.dataset, self.dataset)
+        name = label_of(self.dataset)
         return name if self.alpha is None else f"{name}, alpha {self.alpha}"
 
     def given(self) -> dict[str, Any]:
@@ -97,7 +102,9 @@ class Case:
         found: dict[str, Any] = {"method": self.method, "dataset": self.dataset, "rounds": self.rounds}
         if self.dataset in preset_datasets(self.preset):
             found["preset"] = self.preset
-        for name in ("alpha", "partition", "validation"):
+        if self.alpha is not None:
+            found["alpha"] = self.alpha
+        for name in ("partition", "validation"):
             if getattr(self, name):
                 found[name] = getattr(self, name)
         if self.precision != "fp32":
@@ -113,9 +120,14 @@ class Case:
                 found.setdefault("method_options", {})[name] = value
         return found
 
-    def command(self, seeds: Sequence[int]) -> str:
-        """Return the command that runs the case again."""
-        words = ["fedcat compare", f"--methods {self.method}", f"--seed {seeds[0]} --seeds {len(seeds)}"]
+    def commands(self, seeds: Sequence[int]) -> list[str]:
+        """Return the commands that run the case again, one for each block of consecutive seeds."""
+        starts = [seed for seed in sorted(seeds) if seed - 1 not in seeds]
+        ends = [seed for seed in sorted(seeds) if seed + 1 not in seeds]
+        return [self._command(first, last - first + 1) for first, last in zip(starts, ends, strict=True)]
+
+    def _command(self, first: int, count: int) -> str:
+        words = ["fedcat compare", f"--methods {self.method}", f"--seed {first} --seeds {count}"]
         for name, value in self.given().items():
             if name == "method_options":
                 words += [f"-o {option}={number:g}" for option, number in value.items()]

@@ -6,13 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from fedcat.config.presets import preset
 from fedcat.paper.archive import Archive
 from fedcat.paper.case import Case
 from fedcat.paper.readings import Cell, Paired, cell, spread_text, validation_last_five
 from fedcat.report.sheet import Sheet
-
-DEFAULTS: dict[str, tuple[tuple[str, float], ...]] = {"fedcat": (("epsilon", 0.5), ("lambda", 1.0)), "scaffold": ()}
-"""What the preset has: it changes only for a gain that counts."""
 
 
 def choices_sheet(archive: Archive, rows: Sequence[Sequence[Case]], seeds: Sequence[int]) -> Sheet:
@@ -39,7 +37,9 @@ def choices_sheet(archive: Archive, rows: Sequence[Sequence[Case]], seeds: Seque
 
 
 def _is_default(case: Case) -> bool:
-    return case.options == DEFAULTS[case.method]
+    """Tell whether a case has the numbers of the preset."""
+    usual = preset("lab", "cifar10")["options"].get(case.method, {})
+    return dict(case.options) == {name: float(value) for name, value in usual.items()}
 
 
 def _gain(cells: Sequence[Cell], usual: Sequence[Cell]) -> Paired:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from fedcat.paper import readings
+from fedcat.paper.case import label_of
 from fedcat.paper.readings import Cell, Paired, Reading, reached
-from fedcat.paper.tables import EMPTY, Row, label_of
+from fedcat.paper.tables import EMPTY, Row
 from fedcat.report.sheet import Sheet
+
+ENOUGH = 10
+"""Evaluations from which on it makes sense to ask when an accuracy was reached."""
 
 
 def reach_sheet(rows: Sequence[Row]) -> Sheet:
@@ -30,25 +33,25 @@ def reach_sheet(rows: Sequence[Row]) -> Sheet:
 
 
 def reach_targets(row: Row) -> dict[int, float]:
-    """Return the mean of FedAvg's last five accuracies by seed; nothing if it was not run."""
+    """Return the mean of FedAvg's last five accuracies by seed; nothing if it was not run, or not for long."""
     fedavg = row.get("fedavg")
-    return {} if fedavg is None else {run.seed: readings.last_five(run) for run in fedavg.runs}
+    if fedavg is None or any(len(run.accuracy) < ENOUGH for run in fedavg.runs):
+        return {}
+    return {run.seed: readings.last_five(run) for run in fedavg.runs}
 
 
-def reach_means(one: Cell, targets: Mapping[int, float]) -> tuple[float, float, int]:
-    """Return mean rounds and bytes over the seeds that reach their target, and how many do."""
-    places = [(run, reached(run, targets.get(run.seed, math.inf))) for run in one.runs]
-    known = [(run.rounds[place], run.traffic[place]) for run, place in places if place is not None]
-    if not known:
-        return math.nan, math.nan, 0
-    return sum(r for r, _ in known) / len(known), sum(b for _, b in known) / len(known), len(known)
+def reach_by_seed(one: Cell, targets: Mapping[int, float]) -> dict[int, tuple[int, int]]:
+    """Return the rounds and bytes to the target, by seed; seeds that do not reach it are left out."""
+    places = [(run, reached(run, targets[run.seed])) for run in one.runs if run.seed in targets]
+    return {run.seed: (run.rounds[place], run.traffic[place]) for run, place in places if place is not None}
 
 
 def _reach(one: Cell, targets: Mapping[int, float]) -> str:
-    rounds, moved, count = reach_means(one, targets)
-    if not count:
+    found = list(reach_by_seed(one, targets).values())
+    if not found:
         return "never"
-    seeds = "" if count == len(one.runs) else f" ({count} of {len(one.runs)} seeds)"
+    rounds, moved = (statistics.fmean(values) for values in zip(*found, strict=True))
+    seeds = "" if len(found) == len(targets) else f" ({len(found)} of {len(targets)} seeds)"
     return f"{rounds:.0f}; {moved / 1e6:,.0f} MB{seeds}"
 
 
@@ -66,42 +69,55 @@ def traffic_sheet(rows: Sequence[Row]) -> Sheet:
     return Sheet("Traffic of a run", ["", "FedAvg's", *map(label_of, methods)], lines, [note])
 
 
-def claims_sheet(rows: Sequence[Row]) -> Sheet:
+def claims_sheet(rows: Sequence[Row], claims: Sequence[str]) -> Sheet:
     """Return whether each of the paper's claims holds in the rows that were run."""
     lines = []
     for row in rows:
         for text, held, reading in (("last five", False, readings.last_five), ("chosen", True, readings.chosen)):
             fedcat = row.get("fedcat", held)
             if fedcat is not None and row.rivals(held):
-                lines.append([row.name, text, *(claim(row, fedcat, held, reading) for claim in CLAIMS.values())])
+                lines.append([row.name, text, *(CLAIMS[claim](row, fedcat, held, reading) for claim in claims)])
     note = (
-        "Yes and no go by the means over seeds; in brackets what stands against it, and which differences do not "
-        "count. A method reaches FedAvg's accuracy if it does so with every seed."
+        "Yes and no go by the mean of the differences with the same seed; in brackets what speaks against it, and "
+        "which differences are not significant. To reach FedAvg's accuracy, a method must do so with every seed."
     )
-    kept = [0, 1, *(place for place in range(2, 2 + len(CLAIMS)) if any(line[place] != EMPTY for line in lines))]
-    lines = [[line[place] for place in kept] for line in lines]
-    return Sheet("The paper's claims", [["", "by", *CLAIMS][place] for place in kept], lines, [note])
+    return Sheet("The paper's claims", ["", "by", *claims], lines, [note])
+
+
+def _verdict(against: Sequence[str], ties: Sequence[str], unsure: Sequence[str], word: str) -> str:
+    words = [f"{word}: {', '.join(against)}"] if against else []
+    words += [f"equal: {', '.join(ties)}"] if ties else []
+    words += [f"not significant: {', '.join(unsure)}"] if unsure else []
+    return ("no" if against else "yes") + (f" ({'; '.join(words)})" if words else "")
 
 
 def _best_claim(row: Row, fedcat: Cell, held: bool, reading: Reading) -> str:
-    mine = fedcat.mean_std(reading)[0]
-    ahead = [one.case.label for one in row.rivals(held) if one.mean_std(reading)[0] > mine]
-    open_to = [one.case.label for one in row.rivals(held) if Paired.of(fedcat, one, reading).verdict == "open"]
-    words = [f"higher: {', '.join(ahead)}"] if ahead else []
-    words += [f"the difference does not count: {', '.join(open_to)}"] if open_to else []
-    return ("no" if ahead else "yes") + (f" ({'; '.join(words)})" if words else "")
+    pairs = {one.case.label: Paired.of(fedcat, one, reading) for one in row.rivals(held)}
+    return _verdict(
+        [label for label, paired in pairs.items() if paired.mean < 0],
+        [label for label, paired in pairs.items() if paired.mean == 0],
+        [label for label, paired in pairs.items() if paired.verdict == "open"],
+        "higher",
+    )
 
 
 def _order_claim(row: Row, fedcat: Cell, held: bool, reading: Reading) -> str:
-    names = ("fedavg", "fedcat-gc", "fedcat-dc")
-    cells = [row.get(name, held) for name in names]
-    if any(one is None for one in cells):
+    fedavg, gc, dc = (row.get(name, held) for name in ("fedavg", "fedcat-gc", "fedcat-dc"))
+    if fedavg is None or gc is None or dc is None:
         return EMPTY
-    fedavg, gc, dc = (one.mean_std(reading)[0] for one in cells if one is not None)
-    last = fedcat.mean_std(reading)[0]
-    steps = {"GC < FedAvg": gc < fedavg, "DC < FedAvg": dc < fedavg, "FedCat < GC": last < gc, "FedCat < DC": last < dc}
-    wrong = [text for text, is_wrong in steps.items() if is_wrong]
-    return f"no ({', '.join(wrong)})" if wrong else "yes"
+    steps = {
+        "FedAvg, GC": (fedavg, gc),
+        "FedAvg, DC": (fedavg, dc),
+        "GC, FedCat": (gc, fedcat),
+        "DC, FedCat": (dc, fedcat),
+    }
+    pairs = {label: Paired.of(upper, lower, reading) for label, (lower, upper) in steps.items()}
+    return _verdict(
+        [label.replace(", ", " > ") for label, paired in pairs.items() if paired.mean < 0],
+        [],
+        [label.replace(", ", " and ") for label, paired in pairs.items() if paired.verdict == "open"],
+        "but",
+    )
 
 
 def _reach_claim(part: int) -> Callable[[Row, Cell, bool, Reading], str]:
@@ -111,19 +127,33 @@ def _reach_claim(part: int) -> Callable[[Row, Cell, bool, Reading], str]:
         targets = reach_targets(row)
         if held or not targets:
             return ""
-        found = {one.case.label: (reach_means(one, targets), len(one.runs)) for one in (fedcat, *row.rivals())}
-        means = {label: reach[part] for label, (reach, seeds) in found.items() if reach[2] == seeds}
-        if fedcat.case.label not in means:
+        mine = reach_by_seed(fedcat, targets)
+        if len(mine) < len(targets):
             return "no (not with every seed)"
-        fewer = [label for label, value in means.items() if value < means[fedcat.case.label]]
-        return f"no (fewer: {', '.join(fewer)})" if fewer else "yes"
+        pairs = {}
+        for one in row.rivals():
+            theirs = reach_by_seed(one, targets)
+            if len(theirs) == len(targets):
+                pairs[one.case.label] = Paired([theirs[seed][part] - mine[seed][part] for seed in mine])
+        return _verdict(
+            [label for label, paired in pairs.items() if paired.mean < 0],
+            [label for label, paired in pairs.items() if paired.mean == 0],
+            [label for label, paired in pairs.items() if paired.verdict == "open" and paired.mean != 0],
+            "fewer",
+        )
 
     return claim
 
 
+BEST, ORDER, ROUNDS, TRAFFIC = (
+    "FedCat is the best",
+    "FedAvg ≤ GC, DC ≤ FedCat",
+    "fewest rounds to FedAvg's accuracy",
+    "least traffic to FedAvg's accuracy",
+)
 CLAIMS: dict[str, Callable[[Row, Cell, bool, Reading], str]] = {
-    "FedCat is the best": _best_claim,
-    "FedAvg ≤ GC, DC ≤ FedCat": _order_claim,
-    "fewest rounds to FedAvg's accuracy": _reach_claim(0),
-    "least traffic to FedAvg's accuracy": _reach_claim(1),
+    BEST: _best_claim,
+    ORDER: _order_claim,
+    ROUNDS: _reach_claim(0),
+    TRAFFIC: _reach_claim(1),
 }

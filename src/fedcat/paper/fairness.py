@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.case import LABELS
+from fedcat.paper.case import label_of
 from fedcat.paper.readings import Cell, spread_text
 from fedcat.paper.tables import Row
 from fedcat.report.sheet import Sheet
@@ -35,9 +35,10 @@ def participation_sheets(rows: Sequence[Row]) -> list[Sheet]:
         cells = [one for method in SELECTIONS if (one := row.get(method)) is not None]
         lines = [[SELECTIONS[one.case.method], *_participation(one)] for one in cells]
         note = (
-            "Coverage: clients that have taken part, in %, after so many rounds. Least and most: how often clients "
-            "took part in the whole run. Entropy of the counts over its maximum: 1 is perfectly even. Distinct: how "
-            "many different clients a copy of the model met in a cycle of K rounds, K at most. Means over seeds."
+            "Coverage: clients that have taken part, in %, after so many rounds. Least and most: how often the clients "
+            "that took part least and most often did so in the whole run, over all seeds. Entropy of the counts over "
+            "its maximum: 1 is perfectly even. Distinct: how many different clients a copy of the model met in a cycle "
+            "of K rounds, K at most. All but least and most are means over seeds."
         )
         if cells:
             rounds = _early(cells[0].runs[0])
@@ -61,8 +62,8 @@ def _participation(one: Cell) -> list[str]:
     ]
     return [
         *early,
-        f"{mean(lambda run: min(run.participation.counts)):.1f}",
-        f"{mean(lambda run: max(run.participation.counts)):.1f}",
+        f"{min(min(run.participation.counts) for run in one.runs)}",
+        f"{max(max(run.participation.counts) for run in one.runs)}",
         f"{mean(lambda run: run.participation.entropy[-1]):.4f}",
         f"{mean(lambda run: run.participation.distinct):.2f}" if one.case.method in CHAINS else "",
     ]
@@ -74,9 +75,7 @@ def client_sheets(rows: Sequence[Row]) -> list[Sheet]:
     for row in rows:
         cells = [one for one in row.cells if one.runs and all(run.clients for run in one.runs)]
         names = {"mean": "mean", "worst_decile": "worst tenth", "std": "deviation"}
-        lines = [
-            [LABELS.get(one.case.method, one.case.method), *(_spread(one, name) for name in names)] for one in cells
-        ]
+        lines = [[label_of(one.case.method), *(_spread(one, name) for name in names)] for one in cells]
         note = "Accuracy of the final model on each client's own test data, in %: mean ± standard deviation over seeds."
         if cells:
             found.append(Sheet(f"Accuracy per client: {row.name}", ["", *names.values()], lines, [note]))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.case import LABELS, Case
+from fedcat.paper.case import Case, label_of
 from fedcat.paper.readings import Cell
 from fedcat.paper.tables import Row
-from fedcat.paper.theorem import LABEL, Measured
+from fedcat.paper.theorem import Measured
 from fedcat.report.curves import COLORS, Curve, draw_panels
 
 SUFFIXES = (".png", ".pdf")
@@ -36,7 +36,7 @@ def accuracy_over_bytes(run: StoredRun) -> tuple[Sequence[float], Sequence[float
 
 
 def draw_rows(
-    rows: Sequence[Row], path: Path, methods: Sequence[str], line: Line, x_label: str, y_label: str
+    rows: Sequence[Row], path: Path, methods: Collection[str], line: Line, x_label: str, y_label: str
 ) -> list[Path]:
     """Draw a figure for each dataset, a panel for each of its rows, as PNG and PDF; return the PNG files."""
     panels = {row: [_curve(one, line) for one in row.cells if one.runs and one.case.method in methods] for row in rows}
@@ -71,11 +71,13 @@ def _draw(panels: Mapping[Row, list[Curve]], path: Path, x_label: str, y_label: 
 def draw_theorem(found: Measured, path: Path) -> Path:
     """Draw the measured gaps and the bounds over SGD steps on log axes."""
     curves = []
-    for method in found.gaps:
-        color, chain = METHOD_COLORS[method], found.constants.chain(method)
-        bounds = [found.constants.bound(t, chain) for t in found.steps]
-        curves.append(Curve(f"{LABEL[method]}, measured", found.steps, found.gaps[method], color))
-        curves.append(Curve(f"{LABEL[method]}, bound", found.steps, [bounds], color, dashes="--"))
+    for label, gaps in found.gaps.items():
+        method, _, shuffled = label.partition(", ")
+        color = METHOD_COLORS[method.lower()]
+        curves.append(Curve(f"{label}, measured", found.steps, gaps, color, ":" if shuffled else "-"))
+        if not shuffled:
+            bounds = [found.constants.bound(t, found.constants.chain(label)) for t in found.steps]
+            curves.append(Curve(f"{label}, bound", found.steps, [bounds], color, "--"))
     return _save({"": curves}, path, "SGD steps t", "F(mean of the copies) - F*", log=True)
 
 
@@ -94,5 +96,6 @@ def slug(case: Case) -> str:
 def _curve(one: Cell, line: Line) -> Curve:
     lines = [line(run) for run in one.runs]
     method = one.case.method
-    label, width = LABELS.get(method, method), 2.2 if method == "fedcat" else 1.2
-    return Curve(label, lines[0][0], [values for _, values in lines], METHOD_COLORS.get(method, ""), width=width)
+    width, dashes = 2.2 if method == "fedcat" else 1.2, "--" if method == "fedprox" else ""
+    values = [values for _, values in lines]
+    return Curve(label_of(method), lines[0][0], values, METHOD_COLORS.get(method, ""), dashes, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedcat.core.files import replacing
 from fedcat.core.text import json_text, plural
 from fedcat.paper import claims, figures, readings, tables
 from fedcat.paper.archive import Archive, StoredRun
+from fedcat.paper.case import label_of
 from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
 from fedcat.paper.study import ABLATION, METHODS, STUDIES
 from fedcat.paper.tables import Row
@@ -43,7 +45,8 @@ def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -
     shown, page = SHEETS[name](known, rows, archive)
     drawn = _figures(name, known, folder / "figures")
     text = [*_about(known), "", *_links(drawn, folder), *(sheet.markdown() for sheet in page), *_commands(known)]
-    files = _write(folder, _stem(name, known[0]), STUDIES[name].title, text, tables.as_json(known))
+    data = {"cells": tables.as_json(known), "tables": [asdict(sheet) for sheet in page]}
+    files = _write(folder, _stem(name, known), STUDIES[name].title, text, data)
     return shown, [*files, *drawn]
 
 
@@ -60,10 +63,11 @@ def choices_page(sheet: Sheet, runs: Sequence[StoredRun], folder: Path) -> list[
     return _write(folder, "choices", "Choosing what the paper leaves open", [*_machines(runs), "", sheet.markdown()])
 
 
-def _stem(name: str, row: Row) -> str:
+def _stem(name: str, rows: Sequence[Row]) -> str:
     """Return the name of a study's files: other presets and partitions than the usual ones have pages of their own."""
-    case = row.cells[0].case
-    return "-".join(filter(None, [name, case.preset if case.preset != "lab" else "", case.partition]))
+    cases = [row.cells[0].case for row in rows]
+    presets = {case.preset for case in cases} - {"lab"}
+    return "-".join([name, *sorted(presets), *sorted({case.partition for case in cases} - {""})])
 
 
 def _write(folder: Path, name: str, title: str, text: Sequence[str], data: Any = None) -> list[Path]:
@@ -85,14 +89,15 @@ def _links(drawn: Sequence[Path], folder: Path) -> list[str]:
 
 def _figures(name: str, rows: Sequence[Row], folder: Path) -> list[Path]:
     over_rounds = (figures.accuracy_over_rounds, "round", ACCURACY)
+    others = [one.case.method for one in rows[0].cells if one.case.method not in ABLATION]  # also a user's choice
     drawn: list[Path] = []
     if name in ("table1", "curves"):
-        drawn += figures.draw_rows(rows, folder / "methods", METHODS, *over_rounds)
+        drawn += figures.draw_rows(rows, folder / "methods", {*METHODS, *others}, *over_rounds)
     if name in ("table2", "curves"):
         drawn += figures.draw_rows(rows, folder / "ablation", ABLATION, *over_rounds)
     if name == "traffic":
         line = (figures.accuracy_over_bytes, "training traffic, MB", ACCURACY)
-        drawn += figures.draw_rows(rows, folder / "traffic", METHODS, *line)
+        drawn += figures.draw_rows(rows, folder / "traffic", {*METHODS, *others}, *line)
     if name == "fairness":
         drawn += figures.draw_participation(rows, folder / "participation", DRAWN)
     return drawn
@@ -102,23 +107,33 @@ Sheets = tuple[list[Sheet], list[Sheet]]
 """What a terminal shows of a study, and what its page shows."""
 
 
-def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive, checked: Sequence[str]) -> Sheets:
     paper = any(row.in_paper for row in known)
     brackets = "; in brackets the paper's number and our difference to it." if paper else "."
     form = [tables.accuracy_sheet(rows, "Best", readings.best, BEST + brackets, paper)]
     form += [tables.accuracy_sheet(rows, title, reading, note) for title, reading, note in READINGS]
     held = [row for row in known if any(one.runs for one in row.held)]
     if held:
-        note = "A tenth of each client's data was held out: the test accuracy at the best validation accuracy."
+        part = held[0].held[0].case.validation
+        note = f"A fraction {part:g} of each client's data was held out. Test accuracy at the best validation accuracy."
         form.insert(2, tables.accuracy_sheet(held, "Chosen on validation data", readings.chosen, note))
-    rest = [*tables.paired_sheets(known), claims.reach_sheet(known), claims.claims_sheet(known)]
+    rest = [*tables.fedcat_sheets(known), tables.fedavg_sheet(known)]
+    rest += [claims.reach_sheet(known), claims.claims_sheet(known, checked)]
     rest += [tables.differing_sheet(known), tables.precision_sheet(known, archive)]
     rest = [sheet for sheet in rest if sheet.rows]
     return [*(tables.detail_sheet(row) for row in known), *rest], [*form, *rest]
 
 
+def _table1(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+    return _table(known, rows, archive, (claims.BEST, claims.ROUNDS, claims.TRAFFIC))
+
+
+def _table2(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+    return _table(known, rows, archive, (claims.ORDER,))
+
+
 def _traffic(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
-    sheets = [claims.traffic_sheet(known), claims.reach_sheet(known), *tables.paired_sheets(known)[1:2]]
+    sheets = [claims.traffic_sheet(known), claims.reach_sheet(known), *tables.fedcat_sheets(known)[1:2]]
     return sheets, sheets
 
 
@@ -132,8 +147,8 @@ def _fairness(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sh
 
 
 SHEETS: dict[str, Callable[[Sequence[Row], Sequence[Row], Archive], Sheets]] = {
-    "table1": _table,
-    "table2": _table,
+    "table1": _table1,
+    "table2": _table2,
     "curves": _curves,
     "traffic": _traffic,
     "fairness": _fairness,
@@ -153,9 +168,11 @@ def _about(rows: Sequence[Row]) -> list[str]:
 def _machines(runs: Sequence[StoredRun]) -> list[str]:
     machines = sorted({f"{run.machine.device}, PyTorch {run.machine.torch}" for run in runs})
     seeds = sorted({run.seed for run in runs})
-    first = runs[0].case
+    first, used = runs[0].case, runs[0].settings.get("preset", "")
+    rounds = ", ".join(f"{count:,}" for count in sorted({run.case.rounds for run in runs}))
     return [
-        f"Preset `{first.preset}`, precision {first.precision}, seeds {', '.join(map(str, seeds))}: "
+        f"{f'Preset `{used}`, ' if used else ''}{rounds} rounds, evaluated every {runs[0].rounds[0]} (of "
+        f"{label_of(first.dataset)}), precision {first.precision}, seeds {', '.join(map(str, seeds))}: "
         f"{plural(len(runs), 'run')}, {sum(run.seconds for run in runs) / 60:.0f} minutes on {'; '.join(machines)}.",
         f"Commits: {', '.join(sorted({run.machine.commit or 'unknown' for run in runs}))}; "
         f"canaries: {', '.join(sorted({f'{r.case.dataset} {r.machine.canary}' for r in runs}))}.",
@@ -166,5 +183,6 @@ def _commands(rows: Sequence[Row]) -> list[str]:
     """Return the command of every cell."""
     lines = ["## Every cell again", "", "One command runs a cell with all of its seeds:", "", "```sh"]
     for row in rows:
-        lines += [one.case.command([run.seed for run in one.runs]) for one in (*row.cells, *row.held) if one.runs]
+        cells = [one for one in (*row.cells, *row.held) if one.runs]
+        lines += [line for one in cells for line in one.case.commands([run.seed for run in one.runs])]
     return [*lines, "```", ""]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fedcat.core.options import options
+from fedcat.data.partitions import PARTITIONS
 from fedcat.paper.case import Case, default_rounds, has_alpha
 
 METHODS = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat")
@@ -58,18 +60,20 @@ def rows(
     exact: bool = False,
 ) -> list[list[Case]]:
     """Return the cases of a table, row by row: each dataset with each alpha, if it is divided by one."""
+    takes_alpha = not partition or "alpha" in options(PARTITIONS.get(partition))
     return [
         [
             Case(
-                *(dataset, method, alpha, preset, rounds or default_rounds(dataset, preset), precision),
-                partition=partition if alpha is not None else "",
+                *(dataset, method, alpha, preset, default_rounds(dataset, preset) if rounds is None else rounds),
+                precision,
+                partition=partition if has_alpha(dataset, preset) else "",
                 validation=validation,
                 exact=exact,
             )
             for method in methods
         ]
         for dataset in datasets
-        for alpha in (alphas if has_alpha(dataset, preset) else (None,))
+        for alpha in (alphas if has_alpha(dataset, preset) and takes_alpha else (None,))
     ]
 
 
@@ -88,10 +92,10 @@ def choices(
     found = []
     for alpha in alphas:
         base = Case(
-            *(dataset, "fedcat", alpha, preset, rounds or CHOOSING_ROUNDS, precision),
+            *(dataset, "fedcat", alpha, preset, CHOOSING_ROUNDS if rounds is None else rounds, precision),
             validation=HELD_OUT,
             choosing=True,
         )
-        found.append([replace(base, options=options) for options in fedcat])
-        found[-1] += [replace(base, method="scaffold", options=options) for options in scaffold]
+        found.append([replace(base, options=chosen) for chosen in fedcat])
+        found[-1] += [replace(base, method="scaffold", options=chosen) for chosen in scaffold]
     return found

@@ -10,7 +10,7 @@ from typing import Any
 from fedcat.core.text import plural
 from fedcat.paper import readings
 from fedcat.paper.archive import Archive
-from fedcat.paper.case import LABELS, Case
+from fedcat.paper.case import Case, label_of
 from fedcat.paper.printed import printed
 from fedcat.paper.readings import Cell, Paired, Reading, cell, spread_text, within
 from fedcat.paper.study import HELD_OUT
@@ -80,7 +80,7 @@ def accuracy_sheet(rows: Sequence[Row], title: str, reading: Reading, note: str,
         held = reading is readings.chosen
         cells = row.held if held else row.cells
         lines.append([row.name, *(_accuracy(one, reading, paper) for one in cells)])
-    return Sheet(title, ["", *(LABELS.get(method, method) for method in methods)], lines, [note])
+    return Sheet(title, ["", *map(label_of, methods)], lines, [note])
 
 
 def _accuracy(one: Cell, reading: Reading, paper: bool) -> str:
@@ -117,9 +117,12 @@ def detail_sheet(row: Row) -> Sheet:
     return Sheet(f"{row.name}, {rounds}, {seeds}", [*columns, "average: best", "average: last five"], lines)
 
 
-# FedCat against each rival
+# Differences, paired by seed
 
-Comparison = tuple[str, Callable[[Cell, Cell], Paired], bool]
+SIGNIFICANT = (
+    "Mean ± standard error. Bold: significant, one-sided 95 % (2.9 standard errors with three seeds); with so many "
+    "comparisons a few will seem significant by chance."
+)
 
 
 def _equal_bytes(fedcat: Cell, rival: Cell) -> Paired:
@@ -127,39 +130,47 @@ def _equal_bytes(fedcat: Cell, rival: Cell) -> Paired:
     return Paired.of(fedcat, rival, readings.last_five, within(traffic))
 
 
-COMPARISONS: dict[str, Comparison] = {
-    "rounds": ("last five, equal rounds", lambda a, b: Paired.of(a, b, readings.last_five), False),
-    "bytes": ("last five, equal bytes", _equal_bytes, False),
-    "chosen": ("chosen, equal rounds", lambda a, b: Paired.of(a, b, readings.chosen), True),
-}
+COMPARISONS: tuple[tuple[str, Callable[[Cell, Cell], Paired], bool], ...] = (
+    ("last five, equal rounds", lambda a, b: Paired.of(a, b, readings.last_five), False),
+    ("last five, equal bytes", _equal_bytes, False),
+    ("chosen, equal rounds", lambda a, b: Paired.of(a, b, readings.chosen), True),
+    ("average over rounds, last five", lambda a, b: Paired.of(a, b, readings.average_last_five), False),
+)
+"""How FedCat is compared with its rivals: by what, and whether in the runs with data held out."""
 
 
-def paired_sheets(rows: Sequence[Row]) -> list[Sheet]:
-    """Return FedCat's difference to each rival, paired by seed, one table for each way to compare."""
+def fedcat_sheets(rows: Sequence[Row]) -> list[Sheet]:
+    """Return FedCat's difference to each rival, one table for each way to compare."""
+    methods = [one.case.method for one in rows[0].cells if one.case.method != "fedcat"]
     found = []
-    for title, paired, held in COMPARISONS.values():
-        methods = [one.case.method for one in rows[0].cells if one.case.method != "fedcat"]
-        lines = []
-        for row in rows:
-            fedcat = row.get("fedcat", held)
-            texts = []
-            for method in methods:
-                rival = row.get(method, held)
-                texts.append(EMPTY if fedcat is None or rival is None else paired(fedcat, rival).text)
-            if any(text != EMPTY for text in texts):
-                lines.append([row.name, *texts])
-        note = (
-            "By how many points FedCat exceeds each rival with the same seed: mean ± standard error. Bold: the "
-            "difference counts, one-sided 95 % (2.9 standard errors with three seeds)."
-        )
-        if lines:
-            found.append(Sheet(f"FedCat minus rival: {title}", ["", *map(label_of, methods)], lines, [note]))
+    for title, paired, held in COMPARISONS:
+        pairs = [(row.name, [(row.get("fedcat", held), row.get(method, held)) for method in methods]) for row in rows]
+        sheet = _paired_sheet(f"FedCat minus rival: {title}", methods, pairs, paired)
+        found += [sheet] if sheet.rows else []
     return found
 
 
-def label_of(method: str) -> str:
-    """Return a method as the paper writes it."""
-    return LABELS.get(method, method)
+def fedavg_sheet(rows: Sequence[Row]) -> Sheet:
+    """Return each method's difference to FedAvg."""
+    methods = [one.case.method for one in rows[0].cells if one.case.method != "fedavg"]
+    pairs = [(row.name, [(row.get(method), row.get("fedavg")) for method in methods]) for row in rows]
+    return _paired_sheet("Method minus FedAvg: last five, equal rounds", methods, pairs, COMPARISONS[0][1])
+
+
+def _paired_sheet(
+    title: str,
+    methods: Sequence[str],
+    pairs: Sequence[tuple[str, Sequence[tuple[Cell | None, Cell | None]]]],
+    paired: Callable[[Cell, Cell], Paired],
+) -> Sheet:
+    """Return a table of differences; rows without any are left out."""
+    lines = []
+    for name, cells in pairs:
+        texts = [EMPTY if one is None or other is None else paired(one, other).text for one, other in cells]
+        if any(text not in (EMPTY, "") for text in texts):
+            lines.append([name, *texts])
+    note = f"Difference in points between runs with the same seed. {SIGNIFICANT}"
+    return Sheet(title, ["", *map(label_of, methods)], lines, [note])
 
 
 def differing_sheet(rows: Sequence[Row]) -> Sheet:
@@ -189,11 +200,13 @@ def precision_sheet(rows: Sequence[Row], archive: Archive) -> Sheet:
             for other in sorted(others, key=lambda other: (other.precision, other.exact)):
                 mine = Cell(other, [run for run in found if run.case == other])
                 words = f"{other.precision}{', exact' if other.exact else ''} instead of {case.precision}"
-                figures = [mine.text(reading) for reading in (readings.best, readings.last_five)]
-                change = Paired.of(mine, one, readings.last_five)
-                lines.append([f"{row.name}, {case.label}", words, *figures, change.text])
-    note = "Accuracy in %, and the difference of the last five to the cell in the table, paired by seed."
-    return Sheet("Cells in another precision", ["", "", "best", "last five", "difference"], lines, [note])
+                figures = []
+                for reading in (readings.best, readings.last_five):
+                    figures += [mine.text(reading), Paired.of(mine, one, reading).text]
+                lines.append([f"{row.name}, {case.label}", words, *figures])
+    note = f"Accuracy in %, and the difference to the cell in the table, paired by seed. {SIGNIFICANT}"
+    columns = ["", "", "best", "difference", "last five", "difference"]
+    return Sheet("Cells in another precision", columns, lines, [note])
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from fedcat.core.device import find_device
 from fedcat.core.text import plural
 from fedcat.paper.archive import Archive, Machine, StoredRun
-from fedcat.paper.case import LABELS, Case, has_alpha
+from fedcat.paper.case import Case, has_alpha, label_of
 from fedcat.paper.study import ALPHAS, EVERY, FIRST_SEED
 from fedcat.runs.build import Builder
 from fedcat.runs.progress import ProgressDisplay
@@ -91,7 +91,7 @@ class Workshop:
         results = execute(runs, None, [shown])
         self._say(f"{plural(len(runs), 'run')} in {time.perf_counter() - begin:.0f} s")
         for (case, seed), result in zip(wanted, results, strict=True):
-            if result.status == "finished":
+            if result.status in ("finished", "untrained"):
                 self.archive.add([StoredRun.of(case, result, machine)])
             else:
                 why = "; ".join(result.summary.notes)
@@ -112,16 +112,13 @@ class Workshop:
         ends = itertools.accumulate(costs)
         found = [case for case, end in zip(cases, ends, strict=True) if end <= self.seconds_left]
         self._say(
-            f"{_label(cases[0])}: {len(found)} of {plural(len(cases), 'missing cell')} fit into the "
-            f"{self.seconds_left:.0f} s that are left; all need about {sum(costs):.0f} s"
+            f"{label_of(cases[0].dataset)}: {len(found)} of {plural(len(cases), 'missing cell')} fit into the "
+            f"{max(0.0, self.seconds_left):.0f} s that are left; all need about {sum(costs):.0f} s"
         )
         return found
 
     def _pace(self, cases: Sequence[Case], seeds: Sequence[int]) -> dict[Case, float]:
-        """Return the seconds of a round of a run, as stored runs of this machine took, or measured by short ones."""
-        known = {case: self._known_pace(case) for case in cases}
-        if all(known.values()):
-            return {case: value or 0.0 for case, value in known.items()}
+        """Return the seconds of a round of each case, measured by short runs of all of them side by side."""
         k = self._build(cases[0], seeds[0]).settings.k
         rounds = min(CYCLES * k, *(case.rounds for case in cases))
         runs = [[self._build(case, seed, rounds=rounds) for seed in seeds] for case in cases]
@@ -133,18 +130,6 @@ class Workshop:
             )
             for case, mine in zip(cases, runs, strict=True)
         }
-
-    def _known_pace(self, case: Case) -> float | None:
-        """Return the seconds of a round in runs of the same method that this machine made, or None."""
-        device = _device_name(self.machine_settings)
-        found = [
-            run.seconds / run.rounds[-1]
-            for run in self.archive
-            if run.machine.device == device
-            and (run.case.preset, run.case.dataset, run.case.method) == (case.preset, case.dataset, case.method)
-            and (run.case.precision, bool(run.case.validation)) == (case.precision, bool(case.validation))
-        ]
-        return statistics.fmean(found) if found else None
 
     # Machine
 
@@ -167,15 +152,11 @@ class Workshop:
         for result in execute(runs):
             digest.update(_bytes(result))
         found = digest.hexdigest()[:12]
-        self._say(f"canary of {_label(case)}: {found}")
+        self._say(f"canary of {label_of(case.dataset)}: {found}")
         return found
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _label(case: Case) -> str:
-    return LABELS.get(case.dataset, case.dataset)
 
 
 def _bytes(result: Result) -> bytes:
@@ -185,7 +166,15 @@ def _bytes(result: Result) -> bytes:
 
 def _device_name(settings: Mapping[str, Any]) -> str:
     device = find_device(str(settings.get("device", "auto")))
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+
+
+def _processor() -> str:
+    """Return the model of the processor, where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def commit() -> str:

@@ -48,6 +48,8 @@ class Task:
     lr_decay : float
         Decay of the learning rate per local step: a hop's step s uses ``hop.lr / (1 + lr_decay * t)``, where
         t = round * steps + s if the hop takes so many steps.
+    replacement : bool
+        Whether batches are drawn independently, with replacement, instead of every sample once per epoch.
     join_lone : bool
         Whether a last batch of a single sample joins the one before it, for nets that cannot train on one sample.
     run : str
@@ -70,6 +72,7 @@ class Task:
     weight_decay: float = 0.0
     clip: float | None = None
     lr_decay: float = 0.0
+    replacement: bool = False
     join_lone: bool = False
     run: str = ""
     loss: LossFunction = cross_entropy

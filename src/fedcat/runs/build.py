@@ -293,6 +293,7 @@ def _task(settings: Settings, federation: Federation, layout: Layout, pool: Pool
         weight_decay=settings.weight_decay,
         clip=settings.clip,
         lr_decay=settings.lr_decay if settings.lr_schedule == "inverse-step" else 0.0,
+        replacement=settings.sampling == "replacement",
         join_lone=refuses_one,
         run=name,
     )
