@@ -38,4 +38,4 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $(VENV)/installed $@
 
 clean:
-	rm -rf $(VENV) runs .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs reproduce .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -171,8 +172,10 @@ def _work(
 
 
 def _show(sheets: Sequence[Sheet], files: Sequence[Path]) -> None:
+    told: set[str] = set()
     for sheet in sheets:
-        show_sheet(out, sheet)
+        show_sheet(out, replace(sheet, notes=[note for note in sheet.notes if note not in told]))
+        told.update(sheet.notes)
     out.print()
     for path in files:
         say(out, f"written: {path}")

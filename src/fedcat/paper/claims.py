@@ -81,7 +81,9 @@ def claims_sheet(rows: Sequence[Row], claims: Sequence[str]) -> Sheet:
         "Yes and no go by the mean of the differences with the same seed; in brackets what speaks against it, and "
         "which differences are not significant. To reach FedAvg's accuracy, a method must do so with every seed."
     )
-    return Sheet("The paper's claims", ["", "by", *claims], lines, [note])
+    known = [place for place in range(2, 2 + len(claims)) if any(line[place] for line in lines)]
+    lines = [[*line[:2], *(line[place] for place in known)] for line in lines] if known else []
+    return Sheet("The paper's claims", ["", "by", *(claims[place - 2] for place in known)], lines, [note])
 
 
 def _verdict(against: Sequence[str], ties: Sequence[str], unsure: Sequence[str], word: str) -> str:
