@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedcat.paper import work
+from fedcat.paper import case_runner
 from fedcat.runs.folder import read_history
 
 FEW = ["--dataset", "digits", "--alpha", "1.0", "--seeds", "1", "--rounds", "10", "--workers", "1", "--out", "r"]
@@ -14,7 +14,7 @@ FEW = ["--dataset", "digits", "--alpha", "1.0", "--seeds", "1", "--rounds", "10"
 
 @pytest.fixture(autouse=True)
 def _small_canary(monkeypatch):
-    monkeypatch.setattr(work, "EVERY", ("fedavg",))
+    monkeypatch.setattr(case_runner, "EVERY", ("fedavg",))
 
 
 def test_table_1_of_the_digits(fedcat_command):

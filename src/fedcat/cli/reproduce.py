@@ -22,11 +22,11 @@ from fedcat.methods import METHODS
 from fedcat.paper import study
 from fedcat.paper.archive import Archive
 from fedcat.paper.case import Case
+from fedcat.paper.case_runner import CaseRunner, commit
 from fedcat.paper.choices import choices_sheet
 from fedcat.paper.pages import choices_page, study_page, theorem_page
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import ROUNDS, measure
-from fedcat.paper.work import Workshop, commit
 from fedcat.report.sheet import Sheet
 
 app = typer.Typer(
@@ -167,7 +167,7 @@ def _work(
         raise SettingError(f"out directory {str(folder)!r} cannot be created: {error.strerror}") from error
     archive = Archive(folder / "runs")
     machine = {name: value for name, value in given.items() if name != "precision"}
-    Workshop(archive, machine, minutes, out).run(rows, seeds)
+    CaseRunner(archive, machine, minutes, out).run(rows, seeds)
     return archive
 
 

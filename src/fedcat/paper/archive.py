@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedcat.core.errors import SettingError
 from fedcat.core.files import replacing
 from fedcat.core.text import json_text
@@ -188,7 +186,7 @@ class Archive:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 before = path.read_text(encoding="utf-8") if path.exists() else ""
                 with replacing(path) as temporary:
-                    temporary.write_text(before + json_text(_plain(run.as_dict())) + "\n", encoding="utf-8")
+                    temporary.write_text(before + json_text(run.as_dict()) + "\n", encoding="utf-8")
             except OSError as error:
                 raise SettingError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 
@@ -196,23 +194,9 @@ class Archive:
         """Raise a `SettingError` if runs that belong in one table with this case are of a version with other bits."""
         for run in self:
             theirs = run.machine
-            same = (run.case.preset, run.case.dataset, run.case.precision) == (
-                case.preset,
-                case.dataset,
-                case.precision,
-            )
-            kin = (theirs.device, theirs.torch) == (machine.device, machine.torch)
-            if same and kin and theirs.canary != machine.canary:
+            same = (theirs.device, theirs.torch) == (machine.device, machine.torch)
+            if run.case.kind == case.kind and same and theirs.canary != machine.canary:
                 raise SettingError(
                     f"{str(self.path(case))!r} holds runs of a version that computes other numbers (commit "
                     f"{theirs.commit or 'unknown'}, canary {theirs.canary}, now {machine.canary}): choose another --out"
                 )
-
-
-def _plain(value: Any) -> Any:
-    """Return values that JSON knows."""
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return value.item() if isinstance(value, np.generic) else value

@@ -86,6 +86,11 @@ class Case:
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
     @property
+    def kind(self) -> tuple[str, str, str]:
+        """The preset, dataset and precision: what cases have in common whose runs stand in one table."""
+        return self.preset, self.dataset, self.precision
+
+    @property
     def label(self) -> str:
         """The method as the paper writes it, with the options that differ."""
         words = [f"{name} {value:g}" for name, value in self.options]

@@ -32,7 +32,7 @@ CYCLES = 3
 """Cycles of K rounds that are run to measure the speed; the first of them is not counted."""
 
 
-class Workshop:
+class CaseRunner:
     """Runs cases and keeps them in an archive.
 
     Parameters
@@ -135,12 +135,11 @@ class Workshop:
 
     def machine(self, case: Case) -> Machine:
         """Return what runs cases like this one; raise a `SettingError` if the archive holds runs with other bits."""
-        key = (case.preset, case.dataset, case.precision)
-        if key not in self._machines:
+        if case.kind not in self._machines:
             found = Machine(_device_name(self.machine_settings), torch.__version__, commit(), self._canary(case))
-            self._machines[key] = found
-        self.archive.check(self._machines[key], case)
-        return self._machines[key]
+            self._machines[case.kind] = found
+        self.archive.check(self._machines[case.kind], case)
+        return self._machines[case.kind]
 
     def _canary(self, case: Case) -> str:
         """Return a hash of the models that all methods of the paper reach in two cycles, in exact mode."""

@@ -6,87 +6,87 @@ import pytest
 from rich.console import Console
 
 from fedcat.core.errors import SettingError
-from fedcat.paper import work
+from fedcat.paper import case_runner
 from fedcat.paper.archive import Archive
 from fedcat.paper.case import Case
-from fedcat.paper.work import Workshop
+from fedcat.paper.case_runner import CaseRunner
 
 CASES = [Case("digits", method, 1.0, rounds=10) for method in ("fedavg", "fedcat")]
 
 
 @pytest.fixture
-def workshop(tmp_path, monkeypatch):
-    """Return a function that makes workshops over one directory; their canary costs nothing."""
-    monkeypatch.setattr(Workshop, "_canary", lambda self, case: "canary")
+def make_runner(tmp_path, monkeypatch):
+    """Return a function that makes runners over one directory; their canary costs nothing."""
+    monkeypatch.setattr(CaseRunner, "_canary", lambda self, case: "canary")
 
     def make(minutes=None, pace=None):
         if pace is not None:
             monkeypatch.setattr(
-                Workshop, "_pace", lambda self, cases, seeds: {case: pace[case.method] for case in cases}
+                CaseRunner, "_pace", lambda self, cases, seeds: {case: pace[case.method] for case in cases}
             )
         console = Console(file=(tmp_path / "out").open("a"), width=200)
-        return Workshop(Archive(tmp_path / "runs"), {"workers": 1, "threads": 1}, minutes, console)
+        return CaseRunner(Archive(tmp_path / "runs"), {"workers": 1, "threads": 1}, minutes, console)
 
     return make
 
 
-def test_what_is_there_is_not_run_again(workshop, monkeypatch):
-    workshop().run([CASES[:1]], [10])
+def test_what_is_there_is_not_run_again(make_runner, monkeypatch):
+    make_runner().run([CASES[:1]], [10])
     counts = []
-    execute = work.execute
-    monkeypatch.setattr(work, "execute", lambda runs, *more: counts.append(len(runs)) or execute(runs, *more))
-    made = workshop()
+    execute = case_runner.execute
+    monkeypatch.setattr(case_runner, "execute", lambda runs, *more: counts.append(len(runs)) or execute(runs, *more))
+    made = make_runner()
     made.run([CASES], [10])
     assert counts == [1]
     made.run([CASES], [10, 11])
     assert counts == [1, 2]
-    workshop().run([CASES], [10, 11])
+    make_runner().run([CASES], [10, 11])
     assert counts == [1, 2]
     assert {(run.case.method, run.seed) for run in made.archive} == {(c.method, s) for c in CASES for s in (10, 11)}
     assert {len(run.accuracy) for run in made.archive} == {1}
 
 
 @pytest.mark.parametrize(("minutes", "expected"), [(0, []), (0.05, []), (0.2, ["fedavg"]), (10, ["fedavg", "fedcat"])])
-def test_whole_cells_are_planned_into_the_time(workshop, minutes, expected):
+def test_whole_cells_are_planned_into_the_time(make_runner, minutes, expected):
     # two seeds of ten rounds at a third of a second, with a margin of a quarter: 8.3 s for each cell
-    made = workshop(minutes, {"fedavg": 1 / 3, "fedcat": 1 / 3})
+    made = make_runner(minutes, {"fedavg": 1 / 3, "fedcat": 1 / 3})
     made.run([CASES], [10, 11])
     assert [case.method for case in CASES if len(made.archive.runs(case, [10, 11])) == 2] == expected
     assert len(made.archive) == 2 * len(expected)
 
 
-def test_the_speed_is_measured_by_short_runs(workshop, monkeypatch):
+def test_the_speed_is_measured_by_short_runs(make_runner, monkeypatch):
     rounds = []
-    execute = work.execute
-    monkeypatch.setattr(work, "execute", lambda runs: rounds.extend(run.rounds for run in runs) or execute(runs))
-    pace = workshop(5)._pace([replace(case, rounds=100) for case in CASES], [10, 11])
+    execute = case_runner.execute
+    monkeypatch.setattr(case_runner, "execute", lambda runs: rounds.extend(run.rounds for run in runs) or execute(runs))
+    pace = make_runner(5)._pace([replace(case, rounds=100) for case in CASES], [10, 11])
     assert rounds == [15] * 4  # three cycles of K = 5
     assert all(0 < value < 5 for value in pace.values())
 
 
 def test_the_canary_tells_versions_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "EVERY", ("fedavg", "fedcat"))
+    monkeypatch.setattr(case_runner, "EVERY", ("fedavg", "fedcat"))
     console = Console(file=(tmp_path / "out").open("a"))
-    made = Workshop(Archive(tmp_path / "runs"), {"workers": 1}, None, console)
+    made = CaseRunner(Archive(tmp_path / "runs"), {"workers": 1}, None, console)
     first = made.machine(CASES[0])
-    again = Workshop(Archive(tmp_path / "runs"), {"workers": 1}, None, console).machine(CASES[0])
+    again = CaseRunner(Archive(tmp_path / "runs"), {"workers": 1}, None, console).machine(CASES[0])
     assert first.canary == again.canary
     assert len(first.canary) == 12
     made.run([CASES[:1]], [10])
-    monkeypatch.setattr(work, "EVERY", ("fedavg", "fedcat-dc"))  # stands for a version that computes otherwise
+    monkeypatch.setattr(case_runner, "EVERY", ("fedavg", "fedcat-dc"))  # stands for a version that computes otherwise
     with pytest.raises(SettingError, match="computes other numbers"):
-        Workshop(Archive(tmp_path / "runs"), {"workers": 1}, None, console).run([[replace(CASES[0], rounds=5)]], [10])
+        CaseRunner(Archive(tmp_path / "runs"), {"workers": 1}, None, console).run([[replace(CASES[0], rounds=5)]], [10])
 
 
-def test_a_run_that_fails_is_told_and_not_kept(workshop, monkeypatch, tmp_path):
-    execute = work.execute
+def test_a_run_that_fails_is_told_and_not_kept(make_runner, monkeypatch, tmp_path):
+    execute = case_runner.execute
 
     def failing(runs, *more):
         runs[0].stop("the power went off")
         return execute(runs, *more)
 
-    monkeypatch.setattr(work, "execute", failing)
-    made = workshop()
+    monkeypatch.setattr(case_runner, "execute", failing)
+    made = make_runner()
     made.run([CASES], [10])
     assert [run.case.method for run in made.archive] == ["fedcat"]
     made.console.file.flush()
