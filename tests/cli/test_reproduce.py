@@ -62,6 +62,19 @@ def test_other_studies_use_the_same_runs(fedcat_command):
     assert Path("r/figures/participation-lab-digits.png").exists()
 
 
+def test_options_of_a_method_are_variants_of_its_cell(fedcat_command):
+    few = ["--methods", "fedavg,scaffold", *FEW]
+    assert fedcat_command("reproduce", "table1", *few)[0] == 0
+    code, out, _ = fedcat_command("reproduce", "table1", *few, "-o", "scaffold.clip=10")
+    assert code == 0
+    assert "1 run side by side" in out  # FedAvg's is there
+    assert "SCAFFOLD, clip 10" in Path("r/table1-scaffold-clip-10.md").read_text()
+    assert fedcat_command("reproduce", "table1", *few, "--minutes", "0")[0] == 0
+    page = Path("r/table1.md").read_text()
+    assert "| digits, alpha 1.0 | SCAFFOLD, clip 10 |" in page
+    assert page.count("-o scaffold.clip=10") == 1
+
+
 def test_choices_do_not_show_the_test_accuracy(fedcat_command):
     few = ["--dataset", "digits", "--alpha", "1.0", "--seeds", "1", "--rounds", "5", "--workers", "1", "--out", "r"]
     code, out, _ = fedcat_command("reproduce", "choices", *few)
@@ -96,6 +109,9 @@ def test_the_theorem(fedcat_command):
         (["table1", "--alpha", "0"], "alpha must be > 0, got 0"),
         (["table1", "--rounds", "0"], "rounds must be at least 1"),
         (["table1", "--validation", "1"], "validation must be"),
+        (["table1", "-o", "clip=10"], "option must have the form METHOD.NAME=VALUE, got 'clip'"),
+        (["table1", "-o", "scafold.clip=10"], "unknown method 'scafold': did you mean 'scaffold'"),
+        (["table1", *FEW, "-o", "fedcat.epsilom=1"], "unknown option of fedcat 'epsilom': did you mean 'epsilon'"),
         (["table1", "--partition", "x"], "unknown partition 'x'"),
         (["choices", "--minutes", "0", "--out", "empty"], "no run of choices is there yet"),
         (["table1", "--minutes", "-1"], "minutes must be at least 0"),

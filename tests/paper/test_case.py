@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from fedcat.paper import study
 from fedcat.paper.case import Case, default_rounds, has_alpha
+from fedcat.runs.build import Builder
 
 
 def test_settings_of_a_case():
@@ -17,9 +18,8 @@ def test_settings_of_a_case():
         "validation": 0.1,
         "precision": "bf16",
         "average": 0.95,
-        "method_options": {"epsilon": 0.0},
+        "options": {"fedcat": {"epsilon": 0.0}},
     }
-    assert replace(case, options=(("clip", 10.0),), choosing=True).given()["clip"] == 10.0
     assert "average" not in replace(case, choosing=True).given()
     assert "preset" not in Case("digits", "fedavg", 0.1).given()
 
@@ -29,8 +29,16 @@ def test_the_command_of_a_case():
     (command,) = case.commands([10, 11])
     assert command == (
         "fedcat compare --methods fedcat --seed 10 --seeds 2 --dataset cifar10 --rounds 1000 --preset lab --alpha 1.0 "
-        "--exact --average 0.95 -o lambda=2"
+        "--exact --average 0.95 -o fedcat.lambda=2"
     )
+
+
+def test_options_reach_the_run():
+    case = Case("digits", "scaffold", 1.0, rounds=1, options=(("clip", 10.0), ("variant", "after-step")))
+    settings = Builder().build({**case.given(), "workers": 1}).settings
+    assert (settings.clip, settings.options["scaffold"]["variant"]) == (10.0, "after-step")
+    assert case.label == "SCAFFOLD, clip 10, variant after-step"
+    assert case.commands([10])[0].endswith("-o scaffold.clip=10 -o scaffold.variant=after-step")
 
 
 def test_a_case_comes_back_from_its_plain_values():

@@ -109,13 +109,16 @@ def test_chosen_comes_from_the_runs_with_validation_data(tmp_path, make_run):
     assert [sheet.title for sheet in tables.fedcat_sheets([row])][2] == "FedCat minus rival: chosen, equal rounds"
 
 
-def test_cells_in_another_precision_stand_beside_the_table(tmp_path, make_run):
-    archive = archive_of(tmp_path, make_run, {"fedavg": 0.5})
+def test_variants_of_a_cell_stand_beside_the_table(tmp_path, make_run):
+    archive = archive_of(tmp_path, make_run, {"fedavg": 0.5, "scaffold": 0.6, "fedcat": 0.56})
     archive.add(make_run(Case("cifar10", "fedavg", 0.1, precision="tf32"), seed, [0.51] * 5) for seed in SEEDS)
     archive.add([make_run(Case("cifar10", "fedavg", 0.1, exact=True), 10, [0.5] * 5)])
-    lines = tables.precision_sheet([row_of(archive)], archive).rows
-    assert [line[1] for line in lines] == ["fp32, exact instead of fp32", "tf32 instead of fp32"]
-    assert lines[1][2:] == ["51.00 ± 0.00", "**+0.90 ± 0.06**"] * 2
+    clipped = Case("cifar10", "scaffold", 0.1, options=(("clip", 10.0),))
+    archive.add(make_run(clipped, seed, [0.61] * 5) for seed in SEEDS)
+    lines = tables.variants_sheet([row_of(archive)], archive).rows
+    assert [line[1] for line in lines] == ["FedAvg, exact", "FedAvg, tf32", "SCAFFOLD, clip 10"]
+    assert lines[1][2:] == [*["51.00 ± 0.00", "**+0.90 ± 0.06**"] * 2, "**+5.10 ± 0.06**"]
+    assert lines[2][2:] == [*["61.00 ± 0.00", "**+0.90 ± 0.06**"] * 2, "**-4.90 ± 0.06**"]
 
 
 def test_a_choice_counts_if_it_gains_on_validation_data(tmp_path, make_run):

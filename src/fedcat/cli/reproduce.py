@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fedcat.cli.options import Command, Group, with_settings
+from fedcat.cli.options import Command, Group, method_tables, with_settings
 from fedcat.cli.tables import say
 from fedcat.config.presets import preset_datasets, preset_names
 from fedcat.core.errors import SettingError, unknown_name
@@ -56,6 +56,15 @@ Partition = Annotated[str, _option("--partition", "NAME", "another partition tha
 Validation = Annotated[
     float, _option("--validation", "NUMBER", "fraction of each client's data to hold out, for `chosen` [0]")
 ]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("--option", "-o"),
+        metavar="METHOD.NAME=VALUE",
+        help="option of a method that differs from the preset's, such as scaffold.clip=10; repeatable",
+        show_default=False,
+    ),
+]
 Exact = Annotated[bool, _option("--exact", " ", "the same bits whatever runs beside a run; always on with a CPU")]
 Minutes = Annotated[
     float | None, _option("--minutes", "NUMBER", "run the cells that fit into this time; 0: none, only show [no limit]")
@@ -80,6 +89,7 @@ def _study_command(name: str) -> Callable[..., None]:
         preset: Preset = "lab",
         partition: Partition = "",
         validation: Validation = 0.0,
+        option: Options = None,
         exact: Exact = False,
         minutes: Minutes = None,
         folder: Out = Path("reproduce"),
@@ -96,6 +106,7 @@ def _study_command(name: str) -> Callable[..., None]:
             partition,
             _validation(validation),
             exact,
+            _options(option),
         )
         numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
         archive = _work(rows, numbers, folder, minutes, given)
@@ -217,6 +228,17 @@ def _numbers(label: str, text: str) -> list[float]:
         check_bounds(label, value, above=0)
         found.append(float(value))
     return found
+
+
+def _options(texts: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Return the options of single methods that were typed as METHOD.NAME=VALUE."""
+    tables = method_tables(texts)
+    if "method_options" in tables:
+        raise SettingError(f"option must have the form METHOD.NAME=VALUE, got {next(iter(tables['method_options']))!r}")
+    single = tables.get("options", {})
+    for name in single:
+        METHODS.get(name)
+    return {name: {option: value.read() for option, value in table.items()} for name, table in single.items()}
 
 
 def _rounds(rounds: int | None) -> int | None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fedcat.config.presets import preset, preset_datasets
-from fedcat.config.settings import Settings
 
 AVERAGE = 0.95
 """The decay of the averages over rounds, which the tables show in columns of their own."""
@@ -57,8 +56,8 @@ class Case:
         Another partition than the preset's.
     validation : float
         The fraction of each client's data that is held out for choosing.
-    options : tuple of (str, number)
-        Settings, or options of the method, that differ from their defaults.
+    options : tuple of (str, number or str)
+        Options of the method, or its settings of local training, that differ from the preset's.
     choosing : bool
         Whether the case serves to choose numbers: then its test accuracies are neither shown nor kept.
     """
@@ -71,7 +70,7 @@ class Case:
     precision: str = "fp32"
     partition: str = ""
     validation: float = 0.0
-    options: tuple[tuple[str, float], ...] = ()
+    options: tuple[tuple[str, float | str], ...] = ()
     choosing: bool = False
     exact: bool = False
 
@@ -93,8 +92,7 @@ class Case:
     @property
     def label(self) -> str:
         """The method as the paper writes it, with the options that differ."""
-        words = [f"{name} {value:g}" for name, value in self.options]
-        return ", ".join([label_of(self.method), *words])
+        return ", ".join([label_of(self.method), *(f"{name} {_text(value)}" for name, value in self.options)])
 
     @property
     def row(self) -> str:
@@ -118,11 +116,8 @@ class Case:
             found["exact"] = True
         if not self.choosing:
             found["average"] = AVERAGE
-        for name, value in self.options:
-            if name in Settings.__dataclass_fields__:
-                found[name] = value
-            else:
-                found.setdefault("method_options", {})[name] = value
+        if self.options:
+            found["options"] = {self.method: dict(self.options)}
         return found
 
     def commands(self, seeds: Sequence[int]) -> list[str]:
@@ -134,13 +129,16 @@ class Case:
     def _command(self, first: int, count: int) -> str:
         words = ["fedcat compare", f"--methods {self.method}", f"--seed {first} --seeds {count}"]
         for name, value in self.given().items():
-            if name == "method_options":
-                words += [f"-o {option}={number:g}" for option, number in value.items()]
-            elif value is True:
+            if value is True:
                 words.append(f"--{name}")
-            elif name != "method":
+            elif name not in ("method", "options"):
                 words.append(f"--{name.replace('_', '-')} {value}")
+        words += [f"-o {self.method}.{name}={_text(value)}" for name, value in self.options]
         return " ".join(words)
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def has_alpha(dataset: str, name: str) -> bool:

@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from fedcat.paper import readings
-from fedcat.paper.case import label_of
 from fedcat.paper.readings import Cell, Paired, Reading, reached
-from fedcat.paper.tables import EMPTY, Row
+from fedcat.paper.tables import EMPTY, Row, labels
 from fedcat.report.sheet import Sheet
 
 ENOUGH = 10
@@ -17,7 +16,7 @@ ENOUGH = 10
 
 def reach_sheet(rows: Sequence[Row]) -> Sheet:
     """Return the rounds and bytes that each method needs to reach the accuracy at which FedAvg ends."""
-    methods = [one.case.method for one in rows[0].cells]
+    methods = labels(rows)
     lines = []
     for row in rows:
         targets = reach_targets(row)
@@ -29,7 +28,7 @@ def reach_sheet(rows: Sequence[Row]) -> Sheet:
         "Rounds, and MB in both directions, until the mean of the last five evaluations first reaches the one at which "
         "FedAvg ends with the same seed: means over the seeds that reach it."
     )
-    return Sheet("To the accuracy at which FedAvg ends", ["", "accuracy", *map(label_of, methods)], lines, [note])
+    return Sheet("To the accuracy at which FedAvg ends", ["", "accuracy", *methods.values()], lines, [note])
 
 
 def reach_targets(row: Row) -> dict[int, float]:
@@ -57,7 +56,7 @@ def _reach(one: Cell, targets: Mapping[int, float]) -> str:
 
 def traffic_sheet(rows: Sequence[Row]) -> Sheet:
     """Return each method's traffic, relative to FedAvg's."""
-    methods = [one.case.method for one in rows[0].cells]
+    methods = labels(rows)
     lines = []
     for row in rows:
         usual, cells = row.get("fedavg"), [row.get(method) for method in methods]
@@ -66,7 +65,7 @@ def traffic_sheet(rows: Sequence[Row]) -> Sheet:
             shown = [EMPTY if one is None else f"{one.runs[0].traffic[-1] / base:.2f}" for one in cells]
             lines.append([row.name, f"{base / 1e6:,.0f} MB", *shown])
     note = "Training traffic of a run in both directions, relative to FedAvg's, and FedAvg's itself."
-    return Sheet("Traffic of a run", ["", "FedAvg's", *map(label_of, methods)], lines, [note])
+    return Sheet("Traffic of a run", ["", "FedAvg's", *methods.values()], lines, [note])
 
 
 def claims_sheet(rows: Sequence[Row], claims: Sequence[str]) -> Sheet:

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.case import label_of
 from fedcat.paper.readings import Cell, spread_text
 from fedcat.paper.tables import Row
 from fedcat.report.sheet import Sheet
@@ -75,7 +74,7 @@ def client_sheets(rows: Sequence[Row]) -> list[Sheet]:
     for row in rows:
         cells = [one for one in row.cells if one.runs and all(run.clients for run in one.runs)]
         names = {"mean": "mean", "worst_decile": "worst tenth", "std": "deviation"}
-        lines = [[label_of(one.case.method), *(_spread(one, name) for name in names)] for one in cells]
+        lines = [[one.case.label, *(_spread(one, name) for name in names)] for one in cells]
         note = "Accuracy of the final model on each client's own test data, in %: mean ± standard deviation over seeds."
         if cells:
             found.append(Sheet(f"Accuracy per client: {row.name}", ["", *names.values()], lines, [note]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.case import Case, label_of
+from fedcat.paper.case import Case
 from fedcat.paper.readings import Cell
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured
@@ -98,4 +98,4 @@ def _curve(one: Cell, line: Line) -> Curve:
     method = one.case.method
     width, dashes = 2.2 if method == "fedcat" else 1.2, "--" if method == "fedprox" else ""
     values = [values for _, values in lines]
-    return Curve(label_of(method), lines[0][0], values, METHOD_COLORS.get(method, ""), dashes, width)
+    return Curve(one.case.label, lines[0][0], values, METHOD_COLORS.get(method, ""), dashes, width)

@@ -44,7 +44,13 @@ def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -
         raise SettingError(f"no run of {name} is there yet: leave out --minutes, or give more of them")
     shown, page = SHEETS[name](known, rows, archive)
     drawn = _figures(name, known, folder / "figures")
-    text = [*_about(known), "", *_links(drawn, folder), *(sheet.markdown() for sheet in page), *_commands(known)]
+    text = [
+        *_about(known),
+        "",
+        *_links(drawn, folder),
+        *(sheet.markdown() for sheet in page),
+        *_commands(known, archive),
+    ]
     data = {"cells": tables.as_json(known), "tables": [asdict(sheet) for sheet in page]}
     files = _write(folder, _stem(name, known), STUDIES[name].title, text, data)
     return shown, [*files, *drawn]
@@ -64,10 +70,11 @@ def choices_page(sheet: Sheet, runs: Sequence[StoredRun], folder: Path) -> list[
 
 
 def _stem(name: str, rows: Sequence[Row]) -> str:
-    """Return the name of a study's files: other presets and partitions than the usual ones have pages of their own."""
-    cases = [row.cells[0].case for row in rows]
-    presets = {case.preset for case in cases} - {"lab"}
-    return "-".join([name, *sorted(presets), *sorted({case.partition for case in cases} - {""})])
+    """Return the name of a study's files: presets, partitions and options that differ have pages of their own."""
+    cases = [one.case for row in rows for one in row.cells]
+    presets, partitions = {case.preset for case in cases} - {"lab"}, {case.partition for case in cases} - {""}
+    options = {f"{case.method}-{option}-{value}" for case in cases for option, value in case.options}
+    return "-".join([name, *sorted(presets), *sorted(partitions), *sorted(options)])
 
 
 def _write(folder: Path, name: str, title: str, text: Sequence[str], data: Any = None) -> list[Path]:
@@ -119,7 +126,7 @@ def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive, checked:
         form.insert(2, tables.accuracy_sheet(held, "Chosen on validation data", readings.chosen, note))
     rest = [*tables.fedcat_sheets(known), tables.fedavg_sheet(known)]
     rest += [claims.reach_sheet(known), claims.claims_sheet(known, checked)]
-    rest += [tables.differing_sheet(known), tables.precision_sheet(known, archive)]
+    rest += [tables.differing_sheet(known), tables.variants_sheet(known, archive)]
     rest = [sheet for sheet in rest if sheet.rows]
     return [*(tables.detail_sheet(row) for row in known), *rest], [*form, *rest]
 
@@ -179,10 +186,11 @@ def _machines(runs: Sequence[StoredRun]) -> list[str]:
     ]
 
 
-def _commands(rows: Sequence[Row]) -> list[str]:
-    """Return the command of every cell."""
+def _commands(rows: Sequence[Row], archive: Archive) -> list[str]:
+    """Return the command of every cell, and of its variants."""
     lines = ["## Every cell again", "", "One command runs a cell with all of its seeds:", "", "```sh"]
     for row in rows:
         cells = [one for one in (*row.cells, *row.held) if one.runs]
-        lines += [line for one in cells for line in one.case.commands([run.seed for run in one.runs])]
+        for case in [case for one in cells for case in (one.case, *tables.variants(one.case, archive))]:
+            lines += case.commands([run.seed for run in archive if run.case == case])
     return [*lines, "```", ""]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedcat.core.options import options
+from fedcat.core.options import options as options_of
 from fedcat.data.partitions import PARTITIONS
 from fedcat.paper.case import Case, default_rounds, has_alpha
 
@@ -58,9 +58,14 @@ def rows(
     partition: str = "",
     validation: float = 0.0,
     exact: bool = False,
+    options: Mapping[str, Mapping[str, float | str]] | None = None,
 ) -> list[list[Case]]:
-    """Return the cases of a table, row by row: each dataset with each alpha, if it is divided by one."""
-    takes_alpha = not partition or "alpha" in options(PARTITIONS.get(partition))
+    """Return the cases of a table, row by row: each dataset with each alpha, if it is divided by one.
+
+    `options` are those of single methods that differ from the preset's.
+    """
+    changed = {method: tuple(sorted(table.items())) for method, table in (options or {}).items()}
+    takes_alpha = not partition or "alpha" in options_of(PARTITIONS.get(partition))
     return [
         [
             Case(
@@ -68,6 +73,7 @@ def rows(
                 precision,
                 partition=partition if has_alpha(dataset, preset) else "",
                 validation=validation,
+                options=changed.get(method, ()),
                 exact=exact,
             )
             for method in methods

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedcat.core.text import plural
 from fedcat.paper import readings
 from fedcat.paper.archive import Archive
-from fedcat.paper.case import Case, label_of
+from fedcat.paper.case import Case
 from fedcat.paper.printed import printed
 from fedcat.paper.readings import Cell, Paired, Reading, cell, spread_text, within
 from fedcat.paper.study import HELD_OUT
@@ -67,6 +67,11 @@ class Row:
         return [one for one in (self.held if held else self.cells) if one.case.method != "fedcat" and one.runs]
 
 
+def labels(rows: Sequence[Row], without: str = "") -> dict[str, str]:
+    """Return the methods of a table, and what they are called in it."""
+    return {one.case.method: one.case.label for one in rows[0].cells if one.case.method != without}
+
+
 def paper_value(case: Case) -> float | None:
     """Return the paper's number for a case; another partition than the preset's has none."""
     return None if case.partition else printed(case.dataset, case.alpha, case.method)
@@ -74,13 +79,11 @@ def paper_value(case: Case) -> float | None:
 
 def accuracy_sheet(rows: Sequence[Row], title: str, reading: Reading, note: str, paper: bool = False) -> Sheet:
     """Return a table in the paper's form: one column for each method; with `paper`, its number and the difference."""
-    methods = [one.case.method for one in rows[0].cells]
     lines = []
     for row in rows:
-        held = reading is readings.chosen
-        cells = row.held if held else row.cells
+        cells = row.held if reading is readings.chosen else row.cells
         lines.append([row.name, *(_accuracy(one, reading, paper) for one in cells)])
-    return Sheet(title, ["", *map(label_of, methods)], lines, [note])
+    return Sheet(title, ["", *labels(rows).values()], lines, [note])
 
 
 def _accuracy(one: Cell, reading: Reading, paper: bool) -> str:
@@ -141,25 +144,25 @@ COMPARISONS: tuple[tuple[str, Callable[[Cell, Cell], Paired], bool], ...] = (
 
 def fedcat_sheets(rows: Sequence[Row]) -> list[Sheet]:
     """Return FedCat's difference to each rival, one table for each way to compare."""
-    methods = [one.case.method for one in rows[0].cells if one.case.method != "fedcat"]
+    methods = labels(rows, without="fedcat")
     found = []
     for title, paired, held in COMPARISONS:
         pairs = [(row.name, [(row.get("fedcat", held), row.get(method, held)) for method in methods]) for row in rows]
-        sheet = _paired_sheet(f"FedCat minus rival: {title}", methods, pairs, paired)
+        sheet = _paired_sheet(f"FedCat minus rival: {title}", methods.values(), pairs, paired)
         found += [sheet] if sheet.rows else []
     return found
 
 
 def fedavg_sheet(rows: Sequence[Row]) -> Sheet:
     """Return each method's difference to FedAvg."""
-    methods = [one.case.method for one in rows[0].cells if one.case.method != "fedavg"]
+    methods = labels(rows, without="fedavg")
     pairs = [(row.name, [(row.get(method), row.get("fedavg")) for method in methods]) for row in rows]
-    return _paired_sheet("Method minus FedAvg: last five, equal rounds", methods, pairs, COMPARISONS[0][1])
+    return _paired_sheet("Method minus FedAvg: last five, equal rounds", methods.values(), pairs, COMPARISONS[0][1])
 
 
 def _paired_sheet(
     title: str,
-    methods: Sequence[str],
+    columns: Iterable[str],
     pairs: Sequence[tuple[str, Sequence[tuple[Cell | None, Cell | None]]]],
     paired: Callable[[Cell, Cell], Paired],
 ) -> Sheet:
@@ -170,7 +173,7 @@ def _paired_sheet(
         if any(text not in (EMPTY, "") for text in texts):
             lines.append([name, *texts])
     note = f"Difference in points between runs with the same seed. {SIGNIFICANT}"
-    return Sheet(title, ["", *map(label_of, methods)], lines, [note])
+    return Sheet(title, ["", *columns], lines, [note])
 
 
 def differing_sheet(rows: Sequence[Row]) -> Sheet:
@@ -189,24 +192,39 @@ def differing_sheet(rows: Sequence[Row]) -> Sheet:
     return Sheet("Cells that differ from the paper", ["", "best of each seed", "paper", "difference"], lines, [note])
 
 
-def precision_sheet(rows: Sequence[Row], archive: Archive) -> Sheet:
-    """Return cells that were also run in another precision or in exact mode, beside those of the tables."""
+def variants_sheet(rows: Sequence[Row], archive: Archive) -> Sheet:
+    """Return cells that were also run with other options, precision or in exact mode, beside those of the tables."""
     lines = []
     for row in rows:
         for one in row.cells:
-            case = one.case
-            found = [run for run in archive if replace(run.case, precision=case.precision, exact=case.exact) == case]
-            others = {run.case for run in found if run.case != case}
-            for other in sorted(others, key=lambda other: (other.precision, other.exact)):
-                mine = Cell(other, [run for run in found if run.case == other])
-                words = f"{other.precision}{', exact' if other.exact else ''} instead of {case.precision}"
+            fedcat = row.get("fedcat") if one.case.method != "fedcat" else None
+            for case in variants(one.case, archive):
+                mine = Cell(case, [run for run in archive if run.case == case])
                 figures = []
                 for reading in (readings.best, readings.last_five):
                     figures += [mine.text(reading), Paired.of(mine, one, reading).text]
-                lines.append([f"{row.name}, {case.label}", words, *figures])
-    note = f"Accuracy in %, and the difference to the cell in the table, paired by seed. {SIGNIFICANT}"
-    columns = ["", "", "best", "difference", "last five", "difference"]
-    return Sheet("Cells in another precision", columns, lines, [note])
+                figures.append("" if fedcat is None else Paired.of(fedcat, mine, readings.last_five).text)
+                lines.append([row.name, _variant(case, one.case), *figures])
+    note = (
+        "Accuracy in %; the difference to the same method in the table, and FedCat's to the variant, paired by seed. "
+        f"{SIGNIFICANT}"
+    )
+    columns = ["", "variant", "best", "difference", "last five", "difference", "FedCat minus it"]
+    return Sheet("Variants of cells", columns, lines, [note])
+
+
+def variants(case: Case, archive: Archive) -> list[Case]:
+    """Return the cases of an archive that differ from one in nothing but options, precision and exact mode."""
+    same = {"options": case.options, "precision": case.precision, "exact": case.exact}
+    found = {run.case for run in archive if replace(run.case, **same) == case} - {case}
+    return sorted(found, key=lambda other: (other.label, other.precision, other.exact))
+
+
+def _variant(case: Case, usual: Case) -> str:
+    """Return what a variant is called."""
+    precision = case.precision if case.precision != usual.precision else ""
+    exact = "exact" if case.exact and not usual.exact else ""
+    return ", ".join(filter(None, [case.label, precision, exact]))
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
