@@ -109,6 +109,7 @@ def test_the_theorem(fedcat_command):
         (["table1", "--alpha", "0"], "alpha must be > 0, got 0"),
         (["table1", "--rounds", "0"], "rounds must be at least 1"),
         (["table1", "--validation", "1"], "validation must be"),
+        (["curves", "--validation", "0.1"], "validation is for table1 and table2: curves shows runs with all training"),
         (["table1", "-o", "clip=10"], "option must have the form METHOD.NAME=VALUE, got 'clip'"),
         (["table1", "-o", "scafold.clip=10"], "unknown method 'scafold': did you mean 'scaffold'"),
         (["table1", *FEW, "-o", "fedcat.epsilom=1"], "unknown option of fedcat 'epsilom': did you mean 'epsilon'"),

@@ -96,6 +96,8 @@ def _study_command(name: str) -> Callable[..., None]:
     ) -> None:
         chosen = study.STUDIES[name]
         _check_preset(preset)
+        if validation and not chosen.chooses:
+            raise SettingError(f"validation is for table1 and table2: {name} shows runs with all training data")
         rows = study.rows(
             _names("dataset", dataset, _datasets(preset)) or chosen.datasets,
             _names("methods", methods, [name for name, _ in METHODS]) or chosen.methods,

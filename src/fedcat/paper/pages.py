@@ -17,7 +17,7 @@ from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
 from fedcat.paper.study import ABLATION, METHODS, STUDIES
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured, theorem_sheets
-from fedcat.report.sheet import Sheet
+from fedcat.report.sheet import Sheet, wrapped
 
 ACCURACY = "test accuracy, %"
 BEST = "The largest of the test accuracies, in %, mean ± standard deviation over seeds"
@@ -39,6 +39,7 @@ READINGS = (
 
 def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -> tuple[list[Sheet], list[Path]]:
     """Write a study's page, JSON and figures; return the tables that a terminal shows, and the files."""
+    rows = rows if STUDIES[name].chooses else [row.plain for row in rows]
     known = [row for row in rows if any(one.runs for one in (*row.cells, *row.held))]
     if not known:
         raise SettingError(f"no run of {name} is there yet: leave out --minutes, or give more of them")
@@ -167,23 +168,29 @@ def _about(rows: Sequence[Row]) -> list[str]:
     runs = [run for row in rows for one in (*row.cells, *row.held) for run in one.runs]
     lines = _machines(runs)
     if any(run.case.dataset == "femnist" for run in runs):
-        lines += ["", tables.FEMNIST_NOTE]
-    bad = [f"{run.case.row}, {run.case.label}, seed {run.seed}: {note}" for run in runs for note in run.notes]
-    return [*lines, *(["", "Notes of the runs:", ""] if bad else []), *(f"- {line}" for line in dict.fromkeys(bad))]
+        lines += ["", wrapped(tables.FEMNIST_NOTE)]
+    bad = [f"- {run.case.row}, {run.case.label}, seed {run.seed}: {note}" for run in runs for note in run.notes]
+    return [*lines, *(["", "Notes of the runs:", ""] if bad else []), *(wrapped(line, "  ") for line in bad)]
 
 
 def _machines(runs: Sequence[StoredRun]) -> list[str]:
-    machines = sorted({f"{run.machine.device}, PyTorch {run.machine.torch}" for run in runs})
+    case, used = runs[0].case, runs[0].settings.get("preset", "")
+    datasets: dict[str, dict[str, None]] = {}
+    for run in runs:
+        words = f"{run.case.rounds:,} rounds, evaluated every {run.rounds[0]}"
+        datasets.setdefault(words, {})[label_of(run.case.dataset)] = None
     seeds = sorted({run.seed for run in runs})
-    first, used = runs[0].case, runs[0].settings.get("preset", "")
-    rounds = ", ".join(f"{count:,}" for count in sorted({run.case.rounds for run in runs}))
-    return [
-        f"{f'Preset `{used}`, ' if used else ''}{rounds} rounds, evaluated every {runs[0].rounds[0]} (of "
-        f"{label_of(first.dataset)}), precision {first.precision}, seeds {', '.join(map(str, seeds))}: "
-        f"{plural(len(runs), 'run')}, {sum(run.seconds for run in runs) / 60:.0f} minutes on {'; '.join(machines)}.",
-        f"Commits: {', '.join(sorted({run.machine.commit or 'unknown' for run in runs}))}; "
-        f"canaries: {', '.join(sorted({f'{r.case.dataset} {r.machine.canary}' for r in runs}))}.",
+    machines = sorted({f"{run.machine.device}, PyTorch {run.machine.torch}" for run in runs})
+    sentences = [
+        *([f"Preset `{used}`"] if used else []),
+        *([f"Partition `{case.partition}`"] if case.partition else []),
+        "; ".join(f"{', '.join(names)}: {words}" for words, names in datasets.items()),
+        f"Precision {case.precision}, seeds {', '.join(map(str, seeds))}",
+        f"{plural(len(runs), 'run')}, {sum(run.seconds for run in runs) / 60:.0f} minutes on {'; '.join(machines)}",
+        f"Commits: {', '.join(sorted({run.machine.commit or 'unknown' for run in runs}))}",
+        f"Canaries: {', '.join(sorted({f'{r.case.dataset} {r.machine.canary}' for r in runs}))}",
     ]
+    return [wrapped(". ".join(sentences) + ".")]
 
 
 def _commands(rows: Sequence[Row], archive: Archive) -> list[str]:

@@ -28,19 +28,22 @@ class Study:
         The command, and what it shows.
     datasets, methods : tuple of str
         Those of the paper.
+    chooses : bool
+        Whether it also shows runs with data held out, for the reading `chosen`.
     """
 
     name: str
     title: str
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
+    chooses: bool = False
 
 
 STUDIES = {
     study.name: study
     for study in (
-        Study("table1", "Table 1: test accuracy", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
-        Study("table2", "Table 2: ablation", ("cifar10", "cifar100"), ABLATION),
+        Study("table1", "Table 1: test accuracy", ("cifar10", "femnist", "cifar100", "mnist"), METHODS, True),
+        Study("table2", "Table 2: ablation", ("cifar10", "cifar100"), ABLATION, True),
         Study("curves", "Test accuracy over rounds", ("cifar10", "femnist", "cifar100", "mnist"), EVERY),
         Study("traffic", "Traffic", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
         Study("fairness", "Fairness", ("femnist", "cifar10"), EVERY),

@@ -48,6 +48,11 @@ class Row:
         return cls(*([cell(archive, case, seeds) for case in some] for some in (plain, held)))
 
     @property
+    def plain(self) -> Row:
+        """The row without its runs with data held out."""
+        return Row(self.cells, [Cell(one.case, []) for one in self.held])
+
+    @property
     def name(self) -> str:
         """The dataset and alpha."""
         return self.cells[0].case.row

@@ -35,9 +35,14 @@ class Sheet:
         """Return the table as Markdown, under a heading of this level."""
         lines = [f"{'#' * level} {self.title}", ""]
         for note in self.notes:
-            lines += [textwrap.fill(note, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
+            lines += [wrapped(note), ""]
         lines += [_line(self.columns), _line(["---"] * len(self.columns))]
         return "\n".join([*lines, *(_line(row) for row in self.rows), ""])
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return a paragraph in lines that a page can hold; those after the first are indented."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _line(cells: Sequence[str]) -> str:
