@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,17 @@ def test_a_run_is_kept_once(tmp_path, make_run):
     archive.add([make_run(CASE, 10, [0.3])])
     assert [run.accuracy for run in Archive(tmp_path)] == [[0.1]]
     assert len((tmp_path / "lab-digits.jsonl").read_text().splitlines()) == 1
+
+
+def test_several_may_add_at_once(tmp_path, make_run):
+    def add(first):
+        archive = Archive(tmp_path)
+        for seed in range(first, first + 40):
+            archive.add([make_run(CASE, seed, [0.1] * 200)])
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(add, (0, 100, 200)))
+    assert len(Archive(tmp_path)) == 120
 
 
 def test_runs_that_choose_numbers_have_a_file_of_their_own(tmp_path):

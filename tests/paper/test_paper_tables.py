@@ -138,8 +138,8 @@ def test_a_choice_counts_if_it_gains_on_validation_data(tmp_path, make_run):
 
 def test_fairness_shows_participation_and_clients(tmp_path, make_run):
     archive = Archive(tmp_path)
-    for method in ("fedavg", "fedcat"):
-        clients = {"mean": 0.5, "worst_decile": 0.25, "std": 0.1}
+    for method, mean in (("fedavg", 0.5), ("fedcat", 0.6)):
+        clients = {"mean": mean, "worst_decile": 0.25, "std": 0.1}
         archive.add(make_run(Case("cifar10", method, 0.1), s, [0.5] * 6, clients=clients) for s in SEEDS)
     row = row_of(archive, ("fedavg", "fedcat"))
     (shown,) = participation_sheets([row])
@@ -156,7 +156,8 @@ def test_fairness_shows_participation_and_clients(tmp_path, make_run):
         ["50.0", "50.0", "1", "3", "0.9000", "2.00"],
     ]
     (clients,) = client_sheets([row])
-    assert clients.rows[1] == ["FedCat", "50.00 ± 0.00", "25.00 ± 0.00", "10.00 ± 0.00"]
+    assert clients.rows[0][4:] == ["**+10.00 ± 0.00**", "+0.00 ± 0.00"]
+    assert clients.rows[1] == ["FedCat", "60.00 ± 0.00", "25.00 ± 0.00", "10.00 ± 0.00", "", ""]
 
 
 def test_cells_that_differ_from_the_paper_are_listed(tmp_path, make_run):

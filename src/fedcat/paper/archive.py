@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fedcat.core.errors import SettingError
-from fedcat.core.files import replacing
 from fedcat.core.text import json_text
 from fedcat.paper.case import Case
 from fedcat.paper.participation import Participation, participation
@@ -176,7 +175,7 @@ class Archive:
         return self.folder / f"{case.preset}-{case.dataset}{'-choices' if case.choosing else ''}.jsonl"
 
     def add(self, runs: Iterable[StoredRun]) -> None:
-        """Add runs; a run that is there already is not replaced."""
+        """Add runs, also while other processes do; a run that is there already is not replaced."""
         for run in runs:
             if (run.case, run.seed) in self._runs:
                 continue
@@ -184,9 +183,8 @@ class Archive:
             path = self.path(run.case)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                before = path.read_text(encoding="utf-8") if path.exists() else ""
-                with replacing(path) as temporary:
-                    temporary.write_text(before + json_text(run.as_dict()) + "\n", encoding="utf-8")
+                with path.open("ab", buffering=0) as file:  # one call of the system for the line
+                    file.write(f"{json_text(run.as_dict())}\n".encode())
             except OSError as error:
                 raise SettingError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 

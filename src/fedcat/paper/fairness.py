@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.readings import Cell, spread_text
-from fedcat.paper.tables import Row
+from fedcat.paper.readings import Cell, Paired, Reading
+from fedcat.paper.tables import SIGNIFICANT, Row
 from fedcat.report.sheet import Sheet
-from fedcat.runs.comparison import mean_std
 
 SELECTIONS = {
     "fedavg": "uniform (FedAvg)",
@@ -23,6 +22,9 @@ DRAWN = {"fedavg": "uniform", "clusamp": "clustered", "fedcat": "groups and coun
 """Those that a figure shows: chains do not change who takes part."""
 CHAINS = ("fedcat-dc", "fedcat")
 """The methods whose copies walk."""
+SPREADS = {"mean": "mean", "worst_decile": "worst tenth", "std": "deviation"}
+"""How accuracy spreads over the clients."""
+COMPARED = ("mean", "worst_decile")
 EARLY = (1, 5)
 """The evaluations at which coverage is shown: all clients have soon taken part."""
 
@@ -73,13 +75,23 @@ def client_sheets(rows: Sequence[Row]) -> list[Sheet]:
     found = []
     for row in rows:
         cells = [one for one in row.cells if one.runs and all(run.clients for run in one.runs)]
-        names = {"mean": "mean", "worst_decile": "worst tenth", "std": "deviation"}
-        lines = [[one.case.label, *(_spread(one, name) for name in names)] for one in cells]
-        note = "Accuracy of the final model on each client's own test data, in %: mean ± standard deviation over seeds."
+        fedcat = next((one for one in cells if one.case.method == "fedcat"), None)
+        lines = [[one.case.label, *(one.text(of_clients(name)) for name in SPREADS)] for one in cells]
+        columns = ["", *SPREADS.values()]
+        if fedcat is not None:
+            columns += [f"FedCat minus it: {SPREADS[name]}" for name in COMPARED]
+            for line, one in zip(lines, cells, strict=True):
+                line += ["" if one is fedcat else Paired.of(fedcat, one, of_clients(name)).text for name in COMPARED]
+        note = (
+            "Accuracy of the final model on each client's own test data, in %: mean over the clients, mean over the "
+            "worst tenth of them, and deviation over the clients; each ± standard deviation over seeds."
+        )
+        paired = f"FedCat minus it: difference in points between runs with the same seed. {SIGNIFICANT}"
         if cells:
-            found.append(Sheet(f"Accuracy per client: {row.name}", ["", *names.values()], lines, [note]))
+            found.append(Sheet(f"Accuracy per client: {row.name}", columns, lines, [note, paired]))
     return found
 
 
-def _spread(one: Cell, name: str) -> str:
-    return spread_text(*mean_std([100 * run.clients[name] for run in one.runs]))
+def of_clients(name: str) -> Reading:
+    """Return the reading of how the final accuracy spreads over the clients."""
+    return lambda run: 100 * run.clients[name]
