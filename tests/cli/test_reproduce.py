@@ -69,6 +69,7 @@ def test_options_of_a_method_are_variants_of_its_cell(fedcat_command):
     assert code == 0
     assert "1 run side by side" in out  # FedAvg's is there
     assert "SCAFFOLD, clip 10" in Path("r/table1-scaffold-clip-10.md").read_text()
+    assert Path("r/figures/methods-lab-digits-scaffold-clip-10.png").exists()
     assert fedcat_command("reproduce", "table1", *few, "--minutes", "0")[0] == 0
     page = Path("r/table1.md").read_text()
     assert "| digits, alpha 1.0 | SCAFFOLD, clip 10 |" in page

@@ -138,7 +138,9 @@ class Case:
 
 
 def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def has_alpha(dataset: str, name: str) -> bool:

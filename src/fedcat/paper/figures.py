@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.case import Case
 from fedcat.paper.readings import Cell
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured
@@ -64,7 +63,7 @@ def _draw(panels: Mapping[Row, list[Curve]], path: Path, x_label: str, y_label: 
     by_dataset: dict[str, dict[str, list[Curve]]] = {}
     for row, curves in panels.items():
         if curves:
-            by_dataset.setdefault(slug(row.cells[0].case), {})[row.name] = curves
+            by_dataset.setdefault(_slug(row), {})[row.name] = curves
     return [_save(mine, path.with_name(f"{path.name}-{name}"), x_label, y_label) for name, mine in by_dataset.items()]
 
 
@@ -88,9 +87,10 @@ def _save(panels: dict[str, list[Curve]], path: Path, x_label: str, y_label: str
     return path.with_name(path.name + ".png")
 
 
-def slug(case: Case) -> str:
+def _slug(row: Row) -> str:
     """Return a name for the files of a dataset."""
-    return "-".join(filter(None, [case.preset, case.dataset, case.partition]))
+    case = row.cells[0].case
+    return "-".join(filter(None, [case.preset, case.dataset, case.partition, *row.options]))
 
 
 def _curve(one: Cell, line: Line) -> Curve:

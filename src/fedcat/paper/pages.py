@@ -72,10 +72,9 @@ def choices_page(sheet: Sheet, runs: Sequence[StoredRun], folder: Path) -> list[
 
 def _stem(name: str, rows: Sequence[Row]) -> str:
     """Return the name of a study's files: presets, partitions and options that differ have pages of their own."""
-    cases = [one.case for row in rows for one in row.cells]
+    cases = [row.cells[0].case for row in rows]
     presets, partitions = {case.preset for case in cases} - {"lab"}, {case.partition for case in cases} - {""}
-    options = {f"{case.method}-{option}-{value}" for case in cases for option, value in case.options}
-    return "-".join([name, *sorted(presets), *sorted(partitions), *sorted(options)])
+    return "-".join([name, *sorted(presets), *sorted(partitions), *rows[0].options])
 
 
 def _write(folder: Path, name: str, title: str, text: Sequence[str], data: Any = None) -> list[Path]:

@@ -58,6 +58,11 @@ class Row:
         return self.cells[0].case.row
 
     @property
+    def options(self) -> list[str]:
+        """The options that differ from the preset's, as parts of a file's name."""
+        return [f"{one.case.method}-{name}-{value}" for one in self.cells for name, value in one.case.options]
+
+    @property
     def in_paper(self) -> bool:
         """Whether the paper has this row."""
         return any(paper_value(one.case) is not None for one in self.cells)
