@@ -1,5 +1,7 @@
 """Tables of runs that were made up: cells, differences, reach and claims, each known by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedcat.paper import claims, readings, tables
@@ -7,6 +9,7 @@ from fedcat.paper.archive import Archive
 from fedcat.paper.case import Case
 from fedcat.paper.choices import choices_sheet
 from fedcat.paper.fairness import client_sheets, participation_sheets
+from fedcat.paper.readings import Cell
 from fedcat.paper.study import choices, rows
 from fedcat.paper.tables import Row
 
@@ -170,6 +173,17 @@ def test_cells_that_differ_from_the_paper_are_listed(tmp_path, make_run):
     ]
     close = {"fedavg": 0.5095, "fedcat": 0.56}
     assert tables.differing_sheet([row_of(archive_of(tmp_path / "b", make_run, close))]).rows == []
+
+
+def test_runs_that_fell_apart_are_named(tmp_path, make_run):
+    case = Case("cifar10", "scaffold", 0.1)
+    runs = [make_run(case, 10, [0.3, 0.6, *[0.1] * 5]), make_run(case, 11, [0.3, 0.6, *[0.31] * 5])]
+    held = make_run(replace(case, validation=0.1), 12, [0.5, *[0.1] * 5])
+    sheet = tables.collapsed_sheet([Cell(case, runs), Cell(held.case, [held])])
+    assert sheet.rows == [
+        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 10", "60.00", "20", "10.00"],
+        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 12, with data held out", "50.00", "10", "10.00"],
+    ]
 
 
 def test_every_method_against_fedavg(tmp_path, make_run):

@@ -96,7 +96,7 @@ def _study_command(name: str) -> Callable[..., None]:
     ) -> None:
         chosen = study.STUDIES[name]
         _check_preset(preset)
-        if validation and not chosen.chooses:
+        if validation and not chosen.table:
             raise SettingError(f"validation is for table1 and table2: {name} shows runs with all training data")
         rows = study.rows(
             _names("dataset", dataset, _datasets(preset)) or chosen.datasets,
@@ -200,7 +200,8 @@ def show_sheet(console: Console, sheet: Sheet) -> None:
     say(console, sheet.title)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(sheet.columns):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
+        words = all(row[place][:1].isalpha() for row in sheet.rows if row[place])
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not place)
     for row in sheet.rows:
         table.add_row(*(f"{text.strip('*')} *" if text.startswith("**") else text for text in row))
     console.print(table)

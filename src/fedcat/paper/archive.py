@@ -86,6 +86,12 @@ class StoredRun:
     settings: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """What a page calls the run."""
+        held = ", with data held out" if self.case.validation else ""
+        return f"{self.case.row}, {self.case.label}, seed {self.seed}{held}"
+
     @classmethod
     def of(cls, case: Case, result: Result, machine: Machine) -> StoredRun:
         """Return what is kept of a result."""

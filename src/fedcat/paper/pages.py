@@ -14,6 +14,7 @@ from fedcat.paper import claims, figures, readings, tables
 from fedcat.paper.archive import Archive, StoredRun
 from fedcat.paper.case import label_of
 from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
+from fedcat.paper.readings import Cell
 from fedcat.paper.study import ABLATION, METHODS, STUDIES
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured, theorem_sheets
@@ -39,22 +40,24 @@ READINGS = (
 
 def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -> tuple[list[Sheet], list[Path]]:
     """Write a study's page, JSON and figures; return the tables that a terminal shows, and the files."""
-    rows = rows if STUDIES[name].chooses else [row.plain for row in rows]
+    study = STUDIES[name]
+    rows = rows if study.table else [row.plain for row in rows]
     known = [row for row in rows if any(one.runs for one in (*row.cells, *row.held))]
     if not known:
         raise SettingError(f"no run of {name} is there yet: leave out --minutes, or give more of them")
     shown, page = SHEETS[name](known, rows, archive)
     drawn = _figures(name, known, folder / "figures")
-    text = [
-        *_about(known),
-        "",
-        *_links(drawn, folder),
-        *(sheet.markdown() for sheet in page),
-        *_commands(known, archive),
-    ]
+    cells = _cells(known, archive if study.table else None)
+    text = [*_about(cells), "", *_links(drawn, folder), *(sheet.markdown() for sheet in page), *_commands(cells)]
     data = {"cells": tables.as_json(known), "tables": [asdict(sheet) for sheet in page]}
-    files = _write(folder, _stem(name, known), STUDIES[name].title, text, data)
+    files = _write(folder, _stem(name, known), study.title, text, data)
     return shown, [*files, *drawn]
+
+
+def _cells(rows: Sequence[Row], archive: Archive | None) -> list[Cell]:
+    """Return the cells that have runs, and their variants in an archive."""
+    cells = [one for row in rows for one in (*row.cells, *row.held) if one.runs]
+    return cells + [other for one in cells for other in (tables.variants(one.case, archive) if archive else [])]
 
 
 def theorem_page(found: Measured, folder: Path, about: str) -> tuple[list[Sheet], list[Path]]:
@@ -127,6 +130,7 @@ def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive, checked:
     rest = [*tables.fedcat_sheets(known), tables.fedavg_sheet(known)]
     rest += [claims.reach_sheet(known), claims.claims_sheet(known, checked)]
     rest += [tables.differing_sheet(known), tables.variants_sheet(known, archive)]
+    rest += [tables.collapsed_sheet(_cells(known, archive))]
     rest = [sheet for sheet in rest if sheet.rows]
     return [*(tables.detail_sheet(row) for row in known), *rest], [*form, *rest]
 
@@ -162,13 +166,13 @@ SHEETS: dict[str, Callable[[Sequence[Row], Sequence[Row], Archive], Sheets]] = {
 }
 
 
-def _about(rows: Sequence[Row]) -> list[str]:
+def _about(cells: Sequence[Cell]) -> list[str]:
     """Return what made the runs: settings, machine, commits and time, and what the runs noted."""
-    runs = [run for row in rows for one in (*row.cells, *row.held) for run in one.runs]
+    runs = [run for one in cells for run in one.runs]
     lines = _machines(runs)
     if any(run.case.dataset == "femnist" for run in runs):
         lines += ["", wrapped(tables.FEMNIST_NOTE)]
-    bad = [f"- {run.case.row}, {run.case.label}, seed {run.seed}: {note}" for run in runs for note in run.notes]
+    bad = [f"- {run.name}: {note}" for run in runs for note in run.notes]
     return [*lines, *(["", "Notes of the runs:", ""] if bad else []), *(wrapped(line, "  ") for line in bad)]
 
 
@@ -187,16 +191,13 @@ def _machines(runs: Sequence[StoredRun]) -> list[str]:
         f"Precision {case.precision}, seeds {', '.join(map(str, seeds))}",
         f"{plural(len(runs), 'run')}, {sum(run.seconds for run in runs) / 60:.0f} minutes on {'; '.join(machines)}",
         f"Commits: {', '.join(sorted({run.machine.commit or 'unknown' for run in runs}))}",
-        f"Canaries: {', '.join(sorted({f'{r.case.dataset} {r.machine.canary}' for r in runs}))}",
+        f"Canaries: {', '.join(sorted({f'{r.case.dataset} {r.case.precision} {r.machine.canary}' for r in runs}))}",
     ]
     return [wrapped(". ".join(sentences) + ".")]
 
 
-def _commands(rows: Sequence[Row], archive: Archive) -> list[str]:
-    """Return the command of every cell, and of its variants."""
+def _commands(cells: Sequence[Cell]) -> list[str]:
+    """Return the command of every cell."""
     lines = ["## Every cell again", "", "One command runs a cell with all of its seeds:", "", "```sh"]
-    for row in rows:
-        cells = [one for one in (*row.cells, *row.held) if one.runs]
-        for case in [case for one in cells for case in (one.case, *tables.variants(one.case, archive))]:
-            lines += case.commands([run.seed for run in archive if run.case == case])
+    lines += [line for one in cells for line in one.case.commands([run.seed for run in one.runs])]
     return [*lines, "```", ""]

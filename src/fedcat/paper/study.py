@@ -28,15 +28,15 @@ class Study:
         The command, and what it shows.
     datasets, methods : tuple of str
         Those of the paper.
-    chooses : bool
-        Whether it also shows runs with data held out, for the reading `chosen`.
+    table : bool
+        Whether it is a table, which also shows runs with data held out, and variants of its cells.
     """
 
     name: str
     title: str
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
-    chooses: bool = False
+    table: bool = False
 
 
 STUDIES = {

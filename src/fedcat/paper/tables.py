@@ -208,13 +208,12 @@ def variants_sheet(rows: Sequence[Row], archive: Archive) -> Sheet:
     for row in rows:
         for one in row.cells:
             fedcat = row.get("fedcat") if one.case.method != "fedcat" else None
-            for case in variants(one.case, archive):
-                mine = Cell(case, [run for run in archive if run.case == case])
+            for mine in variants(one.case, archive):
                 figures = []
                 for reading in (readings.best, readings.last_five):
                     figures += [mine.text(reading), Paired.of(mine, one, reading).text]
                 figures.append("" if fedcat is None else Paired.of(fedcat, mine, readings.last_five).text)
-                lines.append([row.name, _variant(case, one.case), *figures])
+                lines.append([row.name, _variant(mine.case, one.case), *figures])
     note = (
         "Accuracy in %; the difference to the same method in the table, and FedCat's to the variant, paired by seed. "
         f"{SIGNIFICANT}"
@@ -223,11 +222,12 @@ def variants_sheet(rows: Sequence[Row], archive: Archive) -> Sheet:
     return Sheet("Variants of cells", columns, lines, [note])
 
 
-def variants(case: Case, archive: Archive) -> list[Case]:
-    """Return the cases of an archive that differ from one in nothing but options, precision and exact mode."""
+def variants(case: Case, archive: Archive) -> list[Cell]:
+    """Return the cells of an archive that differ from a case in nothing but options, precision and exact mode."""
     same = {"options": case.options, "precision": case.precision, "exact": case.exact}
     found = {run.case for run in archive if replace(run.case, **same) == case} - {case}
-    return sorted(found, key=lambda other: (other.label, other.precision, other.exact))
+    cases = sorted(found, key=lambda other: (other.label, other.precision, other.exact))
+    return [Cell(other, [run for run in archive if run.case == other]) for other in cases]
 
 
 def _variant(case: Case, usual: Case) -> str:
@@ -235,6 +235,18 @@ def _variant(case: Case, usual: Case) -> str:
     precision = case.precision if case.precision != usual.precision else ""
     exact = "exact" if case.exact and not usual.exact else ""
     return ", ".join(filter(None, [case.label, precision, exact]))
+
+
+def collapsed_sheet(cells: Sequence[Cell]) -> Sheet:
+    """Return the runs that reached an accuracy and lost it again: their last five are below half of their best."""
+    lines = []
+    for run in (run for one in cells for run in one.runs):
+        best, last = readings.best(run), readings.last_five(run)
+        if last < best / 2:
+            end = max(round for round, value in zip(run.rounds, run.accuracy, strict=True) if 100 * value >= best / 2)
+            lines.append([run.name, f"{best:.2f}", f"{end:,}", f"{last:.2f}"])
+    note = "Runs that end below half of their best accuracy, and the last round in which they were above it."
+    return Sheet("Runs that fell apart", ["", "best", "until round", "last five"], lines, [note])
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
