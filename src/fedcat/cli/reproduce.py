@@ -54,7 +54,7 @@ Rounds = Annotated[
 Preset = Annotated[str, _option("--preset", "NAME", "lab or paper, see `fedcat presets` [lab]")]
 Partition = Annotated[str, _option("--partition", "NAME", "another partition than the preset's")]
 Validation = Annotated[
-    float, _option("--validation", "NUMBER", "fraction of each client's data to hold out, for `chosen` [0]")
+    float, _option("--validation", "NUMBER", "tables: fraction of each client's data to hold out, for `chosen` [0]")
 ]
 Options = Annotated[
     list[str] | None,
