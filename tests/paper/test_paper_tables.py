@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedcat.paper import claims, readings, tables
+from fedcat.paper import claims, figures, readings, tables
 from fedcat.paper.archive import Archive
 from fedcat.paper.case import Case
 from fedcat.paper.choices import choices_sheet
@@ -183,6 +183,20 @@ def test_runs_that_fell_apart_are_named(tmp_path, make_run):
     assert sheet.rows == [
         ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 10", "60.00", "20", "10.00"],
         ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 12, with data held out", "50.00", "10", "10.00"],
+    ]
+
+
+def test_a_method_that_fell_apart_has_a_line_for_each_seed(tmp_path, make_run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "draw_panels", lambda panels, *rest, **more: drawn.append(panels))
+    archive = archive_of(tmp_path, make_run, {"fedavg": 0.5, "fedcat": 0.6})
+    for seed, last in zip(SEEDS, (0.1, 0.5, 0.5), strict=True):
+        archive.add([make_run(Case("cifar10", "scaffold", 0.1), seed, [0.5, *[last] * 5])])
+    row = row_of(archive, ("fedavg", "scaffold", "fedcat"))
+    figures.draw_rows([row], tmp_path / "f", ("fedavg", "scaffold"), figures.accuracy_over_rounds, "x", "y")
+    (curves,) = drawn[0].values()
+    assert [(curve.label, len(curve.values)) for curve in curves] == [
+        *[("FedAvg", 3), ("SCAFFOLD", 1), ("_", 1), ("_", 1)],
     ]
 
 

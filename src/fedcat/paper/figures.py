@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.readings import Cell
+from fedcat.paper.readings import Cell, collapsed
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured
 from fedcat.report.curves import COLORS, Curve, draw_panels
@@ -38,7 +38,10 @@ def draw_rows(
     rows: Sequence[Row], path: Path, methods: Collection[str], line: Line, x_label: str, y_label: str
 ) -> list[Path]:
     """Draw a figure for each dataset, a panel for each of its rows, as PNG and PDF; return the PNG files."""
-    panels = {row: [_curve(one, line) for one in row.cells if one.runs and one.case.method in methods] for row in rows}
+    panels = {
+        row: [curve for one in row.cells if one.runs and one.case.method in methods for curve in _curves(one, line)]
+        for row in rows
+    }
     return _draw(panels, path, x_label, y_label)
 
 
@@ -93,9 +96,14 @@ def _slug(row: Row) -> str:
     return "-".join(filter(None, [case.preset, case.dataset, case.partition, *row.options]))
 
 
-def _curve(one: Cell, line: Line) -> Curve:
+def _curves(one: Cell, line: Line) -> list[Curve]:
+    """Return a cell's line, the mean over its seeds; one for each seed if a run fell apart."""
     lines = [line(run) for run in one.runs]
     method = one.case.method
     width, dashes = 2.2 if method == "fedcat" else 1.2, "--" if method == "fedprox" else ""
-    values = [values for _, values in lines]
-    return Curve(one.case.label, lines[0][0], values, METHOD_COLORS.get(method, ""), dashes, width)
+    style = (METHOD_COLORS.get(method, ""), dashes, width)
+    if not any(map(collapsed, one.runs)):
+        return [Curve(one.case.label, lines[0][0], [values for _, values in lines], *style)]
+    labels = [one.case.label, *["_"] * (len(lines) - 1)]
+    thin = (*style[:2], width / 2)
+    return [Curve(label, x, [values], *thin) for label, (x, values) in zip(labels, lines, strict=True)]

@@ -22,6 +22,7 @@ from fedcat.report.sheet import Sheet, wrapped
 
 ACCURACY = "test accuracy, %"
 BEST = "The largest of the test accuracies, in %, mean ± standard deviation over seeds"
+LINES = "Lines are means over seeds; if a run of a method fell apart, there is a thin one for each of its seeds."
 READINGS = (
     ("Mean of the last five evaluations", readings.last_five, "In %; the figure by which claims are judged."),
     (
@@ -48,7 +49,15 @@ def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -
     shown, page = SHEETS[name](known, rows, archive)
     drawn = _figures(name, known, folder / "figures")
     cells = _cells(known, archive if study.table else None)
-    text = [*_about(cells), "", *_links(drawn, folder), *(sheet.markdown() for sheet in page), *_commands(cells)]
+    lines = [] if name == "fairness" else [LINES, ""]
+    text = [
+        *_about(cells),
+        "",
+        *_links(drawn, folder),
+        *lines,
+        *(sheet.markdown() for sheet in page),
+        *_commands(cells),
+    ]
     data = {"cells": tables.as_json(known), "tables": [asdict(sheet) for sheet in page]}
     files = _write(folder, _stem(name, known), study.title, text, data)
     return shown, [*files, *drawn]

@@ -53,6 +53,11 @@ def validation_last_five(run: StoredRun) -> float:
     return _mean(run.validation[-LAST:])
 
 
+def collapsed(run: StoredRun) -> bool:
+    """Tell whether a run lost what it had learned: its last five are below half of its best."""
+    return last_five(run) < best(run) / 2
+
+
 def within(traffic: float) -> Reading:
     """Return the reading `last_five` of a run that ends when it has moved so many bytes."""
     return lambda run: _mean(

@@ -238,13 +238,12 @@ def _variant(case: Case, usual: Case) -> str:
 
 
 def collapsed_sheet(cells: Sequence[Cell]) -> Sheet:
-    """Return the runs that reached an accuracy and lost it again: their last five are below half of their best."""
+    """Return the runs that reached an accuracy and lost it again."""
     lines = []
-    for run in (run for one in cells for run in one.runs):
-        best, last = readings.best(run), readings.last_five(run)
-        if last < best / 2:
-            end = max(round for round, value in zip(run.rounds, run.accuracy, strict=True) if 100 * value >= best / 2)
-            lines.append([run.name, f"{best:.2f}", f"{end:,}", f"{last:.2f}"])
+    for run in (run for one in cells for run in one.runs if readings.collapsed(run)):
+        best = readings.best(run)
+        end = max(round for round, value in zip(run.rounds, run.accuracy, strict=True) if 100 * value >= best / 2)
+        lines.append([run.name, f"{best:.2f}", f"{end:,}", f"{readings.last_five(run):.2f}"])
     note = "Runs that end below half of their best accuracy, and the last round in which they were above it."
     return Sheet("Runs that fell apart", ["", "best", "until round", "last five"], lines, [note])
 
