@@ -68,12 +68,27 @@ def test_options_of_a_method_are_variants_of_its_cell(fedcat_command):
     code, out, _ = fedcat_command("reproduce", "table1", *few, "-o", "scaffold.clip=10")
     assert code == 0
     assert "1 run side by side" in out  # FedAvg's is there
-    assert "SCAFFOLD, clip 10" in Path("r/table1-scaffold-clip-10.md").read_text()
+    assert "SCAFFOLD (clip 10)" in Path("r/table1-scaffold-clip-10.md").read_text()
     assert Path("r/figures/methods-lab-digits-scaffold-clip-10.png").exists()
     assert fedcat_command("reproduce", "table1", *few, "--minutes", "0")[0] == 0
     page = Path("r/table1.md").read_text()
-    assert "| digits, alpha 1.0 | SCAFFOLD, clip 10 |" in page
+    assert "| digits, alpha 1.0 | SCAFFOLD (clip 10) |" in page
     assert page.count("-o scaffold.clip=10") == 1
+    assert "3 runs" in page
+    assert "Lines are means" in page
+    other = fedcat_command("reproduce", "table1", *few, "--minutes", "0", "--seed", "11")
+    assert other[0] == 2  # no run of this seed, not even of the variant
+    assert "no run of table1 is there yet" in other[2]
+
+
+def test_pages_say_what_they_show(fedcat_command):
+    few = ["--methods", "fedavg", *FEW]
+    assert fedcat_command("reproduce", "table1", *few, "--validation", "0.1")[0] == 0
+    assert fedcat_command("reproduce", "curves", *few)[0] == 0
+    assert "--validation" in Path("r/table1.md").read_text()
+    assert "--validation" not in Path("r/curves.md").read_text()
+    assert fedcat_command("reproduce", "table1", *few, "--partition", "iid")[0] == 0
+    assert "Partition `iid`." in Path("r/table1-iid.md").read_text()
 
 
 def test_choices_do_not_show_the_test_accuracy(fedcat_command):
@@ -113,7 +128,13 @@ def test_the_theorem(fedcat_command):
         (["curves", "--validation", "0.1"], "validation is for table1 and table2: curves shows runs with all training"),
         (["table1", "-o", "clip=10"], "option must have the form METHOD.NAME=VALUE, got 'clip'"),
         (["table1", "-o", "scafold.clip=10"], "unknown method 'scafold': did you mean 'scaffold'"),
-        (["table1", *FEW, "-o", "fedcat.epsilom=1"], "unknown option of fedcat 'epsilom': did you mean 'epsilon'"),
+        (
+            ["table1", "-o", "fedcat-dc.local_steps=1"],
+            "option of fedcat-dc has no effect: the methods are fedavg, fedprox",
+        ),
+        (["table1", "-o", "scaffold.clip=[1,2]"], "clip must be a number"),
+        (["table1", "-o", "scaffold.clip=-1"], "clip must be"),
+        (["table1", "-o", "fedcat.epsilom=1"], "unknown option of fedcat 'epsilom': did you mean 'epsilon'"),
         (["table1", "--partition", "x"], "unknown partition 'x'"),
         (["choices", "--minutes", "0", "--out", "empty"], "no run of choices is there yet"),
         (["table1", "--minutes", "-1"], "minutes must be at least 0"),

@@ -64,6 +64,13 @@ def test_a_damaged_line_is_named(tmp_path, make_run):
         Archive(tmp_path)
 
 
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path, make_run):
+    Archive(tmp_path).add([make_run(CASE, 10, [0.1])])
+    with (tmp_path / "lab-digits.jsonl").open("a") as file:
+        file.write('{"case": {"dataset": "digits"')
+    assert len(Archive(tmp_path)) == 1
+
+
 def test_versions_with_other_bits_do_not_share_a_table(tmp_path, make_run):
     archive = Archive(tmp_path)
     archive.add([make_run(CASE, 10, [0.1], machine=MACHINE)])

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fedcat.paper import study
 from fedcat.paper.case import Case, default_rounds, has_alpha
 from fedcat.runs.build import Builder
@@ -37,8 +39,17 @@ def test_options_reach_the_run():
     case = Case("digits", "scaffold", 1.0, rounds=1, options=(("clip", 10.0), ("variant", "after-step")))
     settings = Builder().build({**case.given(), "workers": 1}).settings
     assert (settings.clip, settings.options["scaffold"]["variant"]) == (10.0, "after-step")
-    assert case.label == "SCAFFOLD, clip 10, variant after-step"
+    assert case.label == "SCAFFOLD (clip 10, variant after-step)"
+    assert case.file_parts == ["scaffold-clip-10", "scaffold-variant-after-step"]
     assert case.commands([10])[0].endswith("-o scaffold.clip=10 -o scaffold.variant=after-step")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(10.0, "10"), (0.012345678, "0.012345678"), (True, "true"), (3, "3"), ("a", "a")]
+)
+def test_options_are_printed_as_one_types_them(value, text):
+    (command,) = Case("mnist", "fedavg", options=(("lr", value),)).commands([10])
+    assert command.endswith(f"-o fedavg.lr={text}")
 
 
 def test_a_case_comes_back_from_its_plain_values():
@@ -49,7 +60,7 @@ def test_a_case_comes_back_from_its_plain_values():
 
 def test_names_as_the_paper_writes_them():
     case = Case("cifar100", "fedcat-gc", 0.5, options=(("epsilon", 1.0),))
-    assert (case.row, case.label) == ("CIFAR-100, alpha 0.5", "w/ GC, epsilon 1")
+    assert (case.row, case.label) == ("CIFAR-100, alpha 0.5", "w/ GC (epsilon 1)")
     assert (Case("femnist", "fedavg").row, Case("digits", "mine").label) == ("FEMNIST", "mine")
 
 

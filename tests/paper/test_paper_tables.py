@@ -118,8 +118,9 @@ def test_variants_of_a_cell_stand_beside_the_table(tmp_path, make_run):
     archive.add([make_run(Case("cifar10", "fedavg", 0.1, exact=True), 10, [0.5] * 5)])
     clipped = Case("cifar10", "scaffold", 0.1, options=(("clip", 10.0),))
     archive.add(make_run(clipped, seed, [0.61] * 5) for seed in SEEDS)
-    lines = tables.variants_sheet([row_of(archive)], archive).rows
-    assert [line[1] for line in lines] == ["FedAvg, exact", "FedAvg, tf32", "SCAFFOLD, clip 10"]
+    archive.add([make_run(clipped, 13, [0.99] * 5)])  # of a seed that is not asked for
+    lines = tables.variants_sheet([row_of(archive)]).rows
+    assert [line[1] for line in lines] == ["FedAvg, exact", "FedAvg, tf32", "SCAFFOLD (clip 10)"]
     assert lines[1][2:] == [*["51.00 ± 0.00", "**+0.90 ± 0.06**"] * 2, "**+5.10 ± 0.06**"]
     assert lines[2][2:] == [*["61.00 ± 0.00", "**+0.90 ± 0.06**"] * 2, "**-4.90 ± 0.06**"]
 
@@ -133,9 +134,9 @@ def test_a_choice_counts_if_it_gains_on_validation_data(tmp_path, make_run):
                 value = 0.5 + 0.1 * number + 0.01 * place + gain.get(case.options, 0.0)
                 archive.add([make_run(case, seed, validation=[value] * 6)])
     lines = {line[0]: line[1:] for line in choices_sheet(archive, table, SEEDS).rows}
-    assert lines["FedCat, epsilon 0.5, lambda 1"] == ["51.00 ± 1.00", "61.00 ± 1.00", "the default", ""]
-    assert lines["FedCat, epsilon 1, lambda 5"] == ["53.00 ± 1.00", "63.00 ± 1.00", "**+2.00 ± 0.00**", "0.00"]
-    assert lines["FedCat, epsilon 0, lambda 1"][2] == "**-1.00 ± 0.00**"
+    assert lines["FedCat (epsilon 0.5, lambda 1)"] == ["51.00 ± 1.00", "61.00 ± 1.00", "the default", ""]
+    assert lines["FedCat (epsilon 1, lambda 5)"] == ["53.00 ± 1.00", "63.00 ± 1.00", "**+2.00 ± 0.00**", "0.00"]
+    assert lines["FedCat (epsilon 0, lambda 1)"][2] == "**-1.00 ± 0.00**"
     assert lines["SCAFFOLD"][2] == "the default"
 
 
@@ -177,12 +178,16 @@ def test_cells_that_differ_from_the_paper_are_listed(tmp_path, make_run):
 
 def test_runs_that_fell_apart_are_named(tmp_path, make_run):
     case = Case("cifar10", "scaffold", 0.1)
-    runs = [make_run(case, 10, [0.3, 0.6, *[0.1] * 5]), make_run(case, 11, [0.3, 0.6, *[0.31] * 5])]
+    runs = [
+        make_run(case, 10, [0.2, 0.6, 0.4, 0.2, 0.5, *[0.1] * 5]),
+        make_run(case, 11, [0.3, 0.6, *[0.31] * 5]),
+        make_run(case, 12, [0.1, 0.1, 0.1, 0.1, 0.6]),  # rises late
+    ]
     held = make_run(replace(case, validation=0.1), 12, [0.5, *[0.1] * 5])
-    sheet = tables.collapsed_sheet([Cell(case, runs), Cell(held.case, [held])])
+    sheet = tables.collapsed_sheet([Row([Cell(case, runs)], [Cell(held.case, [held])])])
     assert sheet.rows == [
-        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 10", "60.00", "20", "10.00"],
-        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 12, with data held out", "50.00", "10", "10.00"],
+        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 10", "60.00", "40", "10.00"],
+        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 12, with data held out", "50.00", "20", "10.00"],
     ]
 
 
@@ -195,6 +200,8 @@ def test_a_method_that_fell_apart_has_a_line_for_each_seed(tmp_path, make_run, m
     row = row_of(archive, ("fedavg", "scaffold", "fedcat"))
     figures.draw_rows([row], tmp_path / "f", ("fedavg", "scaffold"), figures.accuracy_over_rounds, "x", "y")
     (curves,) = drawn[0].values()
+    assert len({curve.color for curve in curves[1:]}) == 1
+    assert curves[1].width < curves[0].width
     assert [(curve.label, len(curve.values)) for curve in curves] == [
         *[("FedAvg", 3), ("SCAFFOLD", 1), ("_", 1), ("_", 1)],
     ]

@@ -15,8 +15,10 @@ from rich.table import Table
 from fedcat.cli.options import Command, Group, method_tables, with_settings
 from fedcat.cli.tables import say
 from fedcat.config.presets import preset_datasets, preset_names
+from fedcat.config.resolve import TRAINING
+from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError, unknown_name
-from fedcat.core.options import Typed, check_bounds
+from fedcat.core.options import Typed, check_bounds, check_options, options
 from fedcat.core.text import plural
 from fedcat.methods import METHODS
 from fedcat.paper import study
@@ -98,21 +100,22 @@ def _study_command(name: str) -> Callable[..., None]:
         _check_preset(preset)
         if validation and not chosen.table:
             raise SettingError(f"validation is for table1 and table2: {name} shows runs with all training data")
+        names = _names("methods", methods, [name for name, _ in METHODS]) or chosen.methods
         rows = study.rows(
             _names("dataset", dataset, _datasets(preset)) or chosen.datasets,
-            _names("methods", methods, [name for name, _ in METHODS]) or chosen.methods,
+            names,
             _numbers("alpha", alpha),
             preset,
             _rounds(rounds),
             _precision(given),
-            partition,
-            _validation(validation),
-            exact,
-            _options(option),
+            partition=partition,
+            validation=_validation(validation),
+            exact=exact,
+            options=_options(option, names),
         )
         numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
         archive = _work(rows, numbers, folder, minutes, given)
-        _show(*study_page(name, archive, [Row.of(archive, row, numbers) for row in rows], folder))
+        _show(*study_page(name, [Row.of(archive, row, numbers) for row in rows], folder))
 
     return command
 
@@ -233,15 +236,22 @@ def _numbers(label: str, text: str) -> list[float]:
     return found
 
 
-def _options(texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Return the options of single methods that were typed as METHOD.NAME=VALUE."""
+def _options(texts: list[str] | None, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the options of single methods that were typed as METHOD.NAME=VALUE, checked."""
     tables = method_tables(texts)
     if "method_options" in tables:
         raise SettingError(f"option must have the form METHOD.NAME=VALUE, got {next(iter(tables['method_options']))!r}")
-    single = tables.get("options", {})
-    for name in single:
-        METHODS.get(name)
-    return {name: {option: value.read() for option, value in table.items()} for name, table in single.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, table in tables.get("options", {}).items():
+        factory = METHODS.get(name)
+        if name not in methods:
+            raise SettingError(f"option of {name} has no effect: the methods are {', '.join(methods)}")
+        names = [option for option in table if option in TRAINING and option not in options(factory)]
+        training = Settings.checked({option: table[option] for option in names})
+        rest = {option: value for option, value in table.items() if option not in names}
+        found[name] = check_options("method", name, factory, rest)
+        found[name] |= {option: getattr(training, option) for option in names}
+    return found
 
 
 def _rounds(rounds: int | None) -> int | None:

@@ -20,14 +20,12 @@ from fedcat.data.federation import Federation
 from fedcat.data.skew import Skew
 from fedcat.methods import declared
 from fedcat.models.metrics import Metric
-from fedcat.runs.comparison import VariantResult, mean_std
+from fedcat.runs.comparison import SPREAD, VariantResult, mean_std
 from fedcat.runs.result import Result
 from fedcat.runs.summary import Figures
 
 MOST_SEEDS = 5
 """Seeds whose differences are listed; the mean is over all."""
-SPREAD = {"mean": "mean", "weighted_mean": "weighted", "worst_decile": "worst tenth", "std": "deviation"}
-"""How a metric spreads over clients, and the headings in tables."""
 
 
 def say(console: Console, text: str, indent: int = 0) -> None:

@@ -153,14 +153,17 @@ class Archive:
         self.folder = folder
         self._runs: dict[tuple[Case, int], StoredRun] = {}
         for path in sorted(folder.glob("*.jsonl")):
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            complete, _, _ = path.read_text(encoding="utf-8").rpartition(
+                "\n"
+            )  # another process may add a line just now
+            for number, line in enumerate(complete.splitlines(), start=1):
                 try:
                     run = StoredRun.from_dict(json.loads(line))
                 except (ValueError, KeyError, TypeError) as error:
                     raise SettingError(
                         f"{str(path)!r}, line {number}, is not a run that can be read: {error}"
                     ) from error
-                self._runs[run.case, run.seed] = run
+                self._runs.setdefault((run.case, run.seed), run)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -189,7 +192,7 @@ class Archive:
             path = self.path(run.case)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("ab", buffering=0) as file:  # one call of the system for the line
+                with path.open("ab") as file:
                     file.write(f"{json_text(run.as_dict())}\n".encode())
             except OSError as error:
                 raise SettingError(f"{str(path)!r} cannot be written: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -92,7 +93,13 @@ class Case:
     @property
     def label(self) -> str:
         """The method as the paper writes it, with the options that differ."""
-        return ", ".join([label_of(self.method), *(f"{name} {_text(value)}" for name, value in self.options)])
+        words = [f"{name} {_text(value)}" for name, value in self.options]
+        return label_of(self.method) + (f" ({', '.join(words)})" if words else "")
+
+    @property
+    def file_parts(self) -> list[str]:
+        """The options that differ, as parts of a file's name."""
+        return [re.sub(r"[^\w.]+", "-", f"{self.method} {name} {_text(value)}") for name, value in self.options]
 
     @property
     def row(self) -> str:
@@ -138,9 +145,10 @@ class Case:
 
 
 def _text(value: float | str) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return an option as one types it."""
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if float(f"{value:g}") == value and not isinstance(value, bool) else repr(value).lower()
 
 
 def has_alpha(dataset: str, name: str) -> bool:

@@ -71,8 +71,6 @@ class CaseRunner:
         for cases in together.values():
             missing = [case for case in cases if len(self.archive.runs(case, seeds)) < len(seeds)]
             if missing and self.seconds_left > 0:
-                for case in (case for case in missing if case.options):
-                    self._build(case, seeds[0])  # an option that is wrong is told before anything runs
                 machine = self.machine(cases[0])
                 fitting = self._fitting(missing, seeds)
                 if fitting:

@@ -9,6 +9,7 @@ from fedcat.paper.archive import StoredRun
 from fedcat.paper.readings import Cell, Paired, Reading
 from fedcat.paper.tables import SIGNIFICANT, Row
 from fedcat.report.sheet import Sheet
+from fedcat.runs.comparison import SPREAD
 
 SELECTIONS = {
     "fedavg": "uniform (FedAvg)",
@@ -22,9 +23,10 @@ DRAWN = {"fedavg": "uniform", "clusamp": "clustered", "fedcat": "groups and coun
 """Those that a figure shows: chains do not change who takes part."""
 CHAINS = ("fedcat-dc", "fedcat")
 """The methods whose copies walk."""
-SPREADS = {"mean": "mean", "worst_decile": "worst tenth", "std": "deviation"}
-"""How accuracy spreads over the clients."""
+SPREADS = {name: SPREAD[name] for name in ("mean", "worst_decile", "std")}
+"""What is shown of how accuracy spreads over the clients."""
 COMPARED = ("mean", "worst_decile")
+"""In which of them FedCat is compared with the others."""
 EARLY = (1, 5)
 """The evaluations at which coverage is shown: all clients have soon taken part."""
 
@@ -78,17 +80,17 @@ def client_sheets(rows: Sequence[Row]) -> list[Sheet]:
         fedcat = next((one for one in cells if one.case.method == "fedcat"), None)
         lines = [[one.case.label, *(one.text(of_clients(name)) for name in SPREADS)] for one in cells]
         columns = ["", *SPREADS.values()]
+        notes = [
+            "Accuracy of the final model on each client's own test data, in %: mean over the clients, mean over the "
+            "worst tenth of them, and deviation over the clients; each ± standard deviation over seeds."
+        ]
         if fedcat is not None:
+            notes.append(f"FedCat minus it: difference in points between runs with the same seed. {SIGNIFICANT}")
             columns += [f"FedCat minus it: {SPREADS[name]}" for name in COMPARED]
             for line, one in zip(lines, cells, strict=True):
                 line += ["" if one is fedcat else Paired.of(fedcat, one, of_clients(name)).text for name in COMPARED]
-        note = (
-            "Accuracy of the final model on each client's own test data, in %: mean over the clients, mean over the "
-            "worst tenth of them, and deviation over the clients; each ± standard deviation over seeds."
-        )
-        paired = f"FedCat minus it: difference in points between runs with the same seed. {SIGNIFICANT}"
         if cells:
-            found.append(Sheet(f"Accuracy per client: {row.name}", columns, lines, [note, paired]))
+            found.append(Sheet(f"Accuracy per client: {row.name}", columns, lines, notes))
     return found
 
 

@@ -38,10 +38,10 @@ def draw_rows(
     rows: Sequence[Row], path: Path, methods: Collection[str], line: Line, x_label: str, y_label: str
 ) -> list[Path]:
     """Draw a figure for each dataset, a panel for each of its rows, as PNG and PDF; return the PNG files."""
-    panels = {
-        row: [curve for one in row.cells if one.runs and one.case.method in methods for curve in _curves(one, line)]
-        for row in rows
-    }
+    panels: dict[Row, list[Curve]] = {row: [] for row in rows}
+    for row, curves in panels.items():
+        for number, one in enumerate(cell for cell in row.cells if cell.case.method in methods):
+            curves += _curves(one, line, METHOD_COLORS.get(one.case.method, COLORS[number % len(COLORS)]))
     return _draw(panels, path, x_label, y_label)
 
 
@@ -93,17 +93,17 @@ def _save(panels: dict[str, list[Curve]], path: Path, x_label: str, y_label: str
 def _slug(row: Row) -> str:
     """Return a name for the files of a dataset."""
     case = row.cells[0].case
-    return "-".join(filter(None, [case.preset, case.dataset, case.partition, *row.options]))
+    return "-".join(filter(None, [case.preset, case.dataset, case.partition, *row.file_parts]))
 
 
-def _curves(one: Cell, line: Line) -> list[Curve]:
-    """Return a cell's line, the mean over its seeds; one for each seed if a run fell apart."""
+def _curves(one: Cell, line: Line, color: str) -> list[Curve]:
+    """Return a cell's line, the mean over its seeds; a thin one for each seed if a run fell apart."""
     lines = [line(run) for run in one.runs]
     method = one.case.method
     width, dashes = 2.2 if method == "fedcat" else 1.2, "--" if method == "fedprox" else ""
-    style = (METHOD_COLORS.get(method, ""), dashes, width)
-    if not any(map(collapsed, one.runs)):
-        return [Curve(one.case.label, lines[0][0], [values for _, values in lines], *style)]
-    labels = [one.case.label, *["_"] * (len(lines) - 1)]
-    thin = (*style[:2], width / 2)
-    return [Curve(label, x, [values], *thin) for label, (x, values) in zip(labels, lines, strict=True)]
+    if lines and not any(map(collapsed, one.runs)):
+        return [Curve(one.case.label, lines[0][0], [values for _, values in lines], color, dashes, width)]
+    labels = [one.case.label, *["_"] * len(lines)]
+    return [
+        Curve(label, x, [values], color, dashes, width / 2) for label, (x, values) in zip(labels, lines, strict=False)
+    ]

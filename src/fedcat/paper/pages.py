@@ -11,7 +11,7 @@ from fedcat.core.errors import SettingError
 from fedcat.core.files import replacing
 from fedcat.core.text import json_text, plural
 from fedcat.paper import claims, figures, readings, tables
-from fedcat.paper.archive import Archive, StoredRun
+from fedcat.paper.archive import StoredRun
 from fedcat.paper.case import label_of
 from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
 from fedcat.paper.readings import Cell
@@ -39,17 +39,17 @@ READINGS = (
 )
 
 
-def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -> tuple[list[Sheet], list[Path]]:
+def study_page(name: str, rows: Sequence[Row], folder: Path) -> tuple[list[Sheet], list[Path]]:
     """Write a study's page, JSON and figures; return the tables that a terminal shows, and the files."""
     study = STUDIES[name]
     rows = rows if study.table else [row.plain for row in rows]
     known = [row for row in rows if any(one.runs for one in (*row.cells, *row.held))]
     if not known:
         raise SettingError(f"no run of {name} is there yet: leave out --minutes, or give more of them")
-    shown, page = SHEETS[name](known, rows, archive)
+    shown, page = SHEETS[name](known, rows)
     drawn = _figures(name, known, folder / "figures")
-    cells = _cells(known, archive if study.table else None)
-    lines = [] if name == "fairness" else [LINES, ""]
+    cells = [one for row in known for one in row.known]
+    lines = [LINES, ""] if drawn and name != "fairness" else []
     text = [
         *_about(cells),
         "",
@@ -61,12 +61,6 @@ def study_page(name: str, archive: Archive, rows: Sequence[Row], folder: Path) -
     data = {"cells": tables.as_json(known), "tables": [asdict(sheet) for sheet in page]}
     files = _write(folder, _stem(name, known), study.title, text, data)
     return shown, [*files, *drawn]
-
-
-def _cells(rows: Sequence[Row], archive: Archive | None) -> list[Cell]:
-    """Return the cells that have runs, and their variants in an archive."""
-    cells = [one for row in rows for one in (*row.cells, *row.held) if one.runs]
-    return cells + [other for one in cells for other in (tables.variants(one.case, archive) if archive else [])]
 
 
 def theorem_page(found: Measured, folder: Path, about: str) -> tuple[list[Sheet], list[Path]]:
@@ -86,7 +80,7 @@ def _stem(name: str, rows: Sequence[Row]) -> str:
     """Return the name of a study's files: presets, partitions and options that differ have pages of their own."""
     cases = [row.cells[0].case for row in rows]
     presets, partitions = {case.preset for case in cases} - {"lab"}, {case.partition for case in cases} - {""}
-    return "-".join([name, *sorted(presets), *sorted(partitions), *rows[0].options])
+    return "-".join([name, *sorted(presets), *sorted(partitions), *rows[0].file_parts])
 
 
 def _write(folder: Path, name: str, title: str, text: Sequence[str], data: Any = None) -> list[Path]:
@@ -126,7 +120,7 @@ Sheets = tuple[list[Sheet], list[Sheet]]
 """What a terminal shows of a study, and what its page shows."""
 
 
-def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive, checked: Sequence[str]) -> Sheets:
+def _table(known: Sequence[Row], rows: Sequence[Row], checked: Sequence[str]) -> Sheets:
     paper = any(row.in_paper for row in known)
     brackets = "; in brackets the paper's number and our difference to it." if paper else "."
     form = [tables.accuracy_sheet(rows, "Best", readings.best, BEST + brackets, paper)]
@@ -138,35 +132,34 @@ def _table(known: Sequence[Row], rows: Sequence[Row], archive: Archive, checked:
         form.insert(2, tables.accuracy_sheet(held, "Chosen on validation data", readings.chosen, note))
     rest = [*tables.fedcat_sheets(known), tables.fedavg_sheet(known)]
     rest += [claims.reach_sheet(known), claims.claims_sheet(known, checked)]
-    rest += [tables.differing_sheet(known), tables.variants_sheet(known, archive)]
-    rest += [tables.collapsed_sheet(_cells(known, archive))]
+    rest += [tables.differing_sheet(known), tables.variants_sheet(known), tables.collapsed_sheet(known)]
     rest = [sheet for sheet in rest if sheet.rows]
     return [*(tables.detail_sheet(row) for row in known), *rest], [*form, *rest]
 
 
-def _table1(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
-    return _table(known, rows, archive, (claims.BEST, claims.ROUNDS, claims.TRAFFIC))
+def _table1(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
+    return _table(known, rows, (claims.BEST, claims.ROUNDS, claims.TRAFFIC))
 
 
-def _table2(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
-    return _table(known, rows, archive, (claims.ORDER,))
+def _table2(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
+    return _table(known, rows, (claims.ORDER,))
 
 
-def _traffic(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+def _traffic(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
     sheets = [claims.traffic_sheet(known), claims.reach_sheet(known), *tables.fedcat_sheets(known)[1:2]]
     return sheets, sheets
 
 
-def _curves(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+def _curves(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
     return [], []
 
 
-def _fairness(known: Sequence[Row], rows: Sequence[Row], archive: Archive) -> Sheets:
+def _fairness(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
     sheets = [*participation_sheets(known), *client_sheets(known)]
     return sheets, sheets
 
 
-SHEETS: dict[str, Callable[[Sequence[Row], Sequence[Row], Archive], Sheets]] = {
+SHEETS: dict[str, Callable[[Sequence[Row], Sequence[Row]], Sheets]] = {
     "table1": _table1,
     "table2": _table2,
     "curves": _curves,

@@ -54,8 +54,8 @@ def validation_last_five(run: StoredRun) -> float:
 
 
 def collapsed(run: StoredRun) -> bool:
-    """Tell whether a run lost what it had learned: its last five are below half of its best."""
-    return last_five(run) < best(run) / 2
+    """Tell whether a run lost what it had learned: its last five are all below half of its best."""
+    return _largest(run.accuracy[-LAST:]) < best(run) / 2
 
 
 def within(traffic: float) -> Reading:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fedcat.core.options import options as options_of
 from fedcat.data.partitions import PARTITIONS
@@ -61,7 +62,7 @@ def rows(
     partition: str = "",
     validation: float = 0.0,
     exact: bool = False,
-    options: Mapping[str, Mapping[str, float | str]] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[list[Case]]:
     """Return the cases of a table, row by row: each dataset with each alpha, if it is divided by one.
 

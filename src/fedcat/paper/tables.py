@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedcat.core.text import plural
@@ -35,22 +35,31 @@ class Row:
         The cells with all training data, in the order of the methods.
     held : list of Cell
         The same with part of the data held out for choosing; without runs if there are none.
+    variants : list of Cell
+        Cells with other options, precision or exact mode, but on the same federation.
     """
 
     cells: list[Cell]
     held: list[Cell]
+    variants: list[Cell] = field(default_factory=list)
 
     @classmethod
     def of(cls, archive: Archive, cases: Sequence[Case], seeds: Sequence[int]) -> Row:
-        """Return the row of these cases, with and without data held out."""
+        """Return the row of these cases, with and without data held out, and their variants."""
         plain = [replace(case, validation=0.0) for case in cases]
         held = [replace(case, validation=case.validation or HELD_OUT) for case in cases]
-        return cls(*([cell(archive, case, seeds) for case in some] for some in (plain, held)))
+        variants = [other for case in plain for other in _variants(case, archive)]
+        return cls(*([cell(archive, case, seeds) for case in some] for some in (plain, held, variants)))
 
     @property
     def plain(self) -> Row:
-        """The row without its runs with data held out."""
+        """The row without its variants and its runs with data held out."""
         return Row(self.cells, [Cell(one.case, []) for one in self.held])
+
+    @property
+    def known(self) -> list[Cell]:
+        """All cells that have runs."""
+        return [one for one in (*self.cells, *self.held, *self.variants) if one.runs]
 
     @property
     def name(self) -> str:
@@ -58,9 +67,9 @@ class Row:
         return self.cells[0].case.row
 
     @property
-    def options(self) -> list[str]:
+    def file_parts(self) -> list[str]:
         """The options that differ from the preset's, as parts of a file's name."""
-        return [f"{one.case.method}-{name}-{value}" for one in self.cells for name, value in one.case.options]
+        return [part for one in self.cells for part in one.case.file_parts]
 
     @property
     def in_paper(self) -> bool:
@@ -83,7 +92,10 @@ def labels(rows: Sequence[Row], without: str = "") -> dict[str, str]:
 
 
 def paper_value(case: Case) -> float | None:
-    """Return the paper's number for a case; another partition than the preset's has none."""
+    """Return the paper's number for a case; another partition than the preset's has none.
+
+    Other options have: the paper does not print all of its own.
+    """
     return None if case.partition else printed(case.dataset, case.alpha, case.method)
 
 
@@ -133,7 +145,7 @@ def detail_sheet(row: Row) -> Sheet:
 # Differences, paired by seed
 
 SIGNIFICANT = (
-    "Mean ± standard error. Bold: significant, one-sided 95 % (2.9 standard errors with three seeds); with so many "
+    "Mean ± standard error. Bold: significant, two-sided 90 % (2.9 standard errors with three seeds); with so many "
     "comparisons a few will seem significant by chance."
 )
 
@@ -202,32 +214,31 @@ def differing_sheet(rows: Sequence[Row]) -> Sheet:
     return Sheet("Cells that differ from the paper", ["", "best of each seed", "paper", "difference"], lines, [note])
 
 
-def variants_sheet(rows: Sequence[Row], archive: Archive) -> Sheet:
+def variants_sheet(rows: Sequence[Row]) -> Sheet:
     """Return cells that were also run with other options, precision or in exact mode, beside those of the tables."""
     lines = []
     for row in rows:
-        for one in row.cells:
+        for one in (one for one in row.variants if one.runs):
+            usual = next(cell for cell in row.cells if cell.case.method == one.case.method)
             fedcat = row.get("fedcat") if one.case.method != "fedcat" else None
-            for mine in variants(one.case, archive):
-                figures = []
-                for reading in (readings.best, readings.last_five):
-                    figures += [mine.text(reading), Paired.of(mine, one, reading).text]
-                figures.append("" if fedcat is None else Paired.of(fedcat, mine, readings.last_five).text)
-                lines.append([row.name, _variant(mine.case, one.case), *figures])
+            figures = []
+            for reading in (readings.best, readings.last_five):
+                figures += [one.text(reading), Paired.of(one, usual, reading).text]
+            figures.append("" if fedcat is None else Paired.of(fedcat, one, readings.last_five).text)
+            lines.append([row.name, _variant(one.case, usual.case), *figures])
     note = (
         "Accuracy in %; the difference to the same method in the table, and FedCat's to the variant, paired by seed. "
         f"{SIGNIFICANT}"
     )
-    columns = ["", "variant", "best", "difference", "last five", "difference", "FedCat minus it"]
+    columns = ["", "variant", "best", "minus table", "last five", "minus table", "FedCat minus variant"]
     return Sheet("Variants of cells", columns, lines, [note])
 
 
-def variants(case: Case, archive: Archive) -> list[Cell]:
-    """Return the cells of an archive that differ from a case in nothing but options, precision and exact mode."""
+def _variants(case: Case, archive: Archive) -> list[Case]:
+    """Return the cases of an archive that differ from one in nothing but options, precision and exact mode."""
     same = {"options": case.options, "precision": case.precision, "exact": case.exact}
     found = {run.case for run in archive if replace(run.case, **same) == case} - {case}
-    cases = sorted(found, key=lambda other: (other.label, other.precision, other.exact))
-    return [Cell(other, [run for run in archive if run.case == other]) for other in cases]
+    return sorted(found, key=lambda other: (other.label, other.precision, other.exact))
 
 
 def _variant(case: Case, usual: Case) -> str:
@@ -237,15 +248,16 @@ def _variant(case: Case, usual: Case) -> str:
     return ", ".join(filter(None, [case.label, precision, exact]))
 
 
-def collapsed_sheet(cells: Sequence[Cell]) -> Sheet:
+def collapsed_sheet(rows: Sequence[Row]) -> Sheet:
     """Return the runs that reached an accuracy and lost it again."""
     lines = []
-    for run in (run for one in cells for run in one.runs if readings.collapsed(run)):
+    for run in (run for row in rows for one in row.known for run in one.runs if readings.collapsed(run)):
         best = readings.best(run)
-        end = max(round for round, value in zip(run.rounds, run.accuracy, strict=True) if 100 * value >= best / 2)
-        lines.append([run.name, f"{best:.2f}", f"{end:,}", f"{readings.last_five(run):.2f}"])
-    note = "Runs that end below half of their best accuracy, and the last round in which they were above it."
-    return Sheet("Runs that fell apart", ["", "best", "until round", "last five"], lines, [note])
+        values = [100 * value for value in run.accuracy]
+        fall = next(place for place in range(values.index(best), len(values)) if not values[place] >= best / 2)
+        lines.append([run.name, f"{best:.2f}", f"{run.rounds[fall]:,}", f"{readings.last_five(run):.2f}"])
+    note = "Runs that end below half of their best accuracy, and the first evaluation after the best that is below it."
+    return Sheet("Runs that fell apart", ["", "best", "fell by round", "last five"], lines, [note])
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ class Curve:
     Attributes
     ----------
     label : str
-        The label in the legend.
+        The label in the legend; one that begins with an underscore is not shown.
     x : sequence of float
         The places, such as rounds.
     values : sequence of sequence of float
@@ -83,7 +83,8 @@ def draw_panels(
             axes.set_xscale("log")
             axes.set_yscale("log")
     every[0].set_ylabel(y_label, fontsize=9)
-    _legend(every[-1], max(len(curves) for curves in panels.values()), beside=count > 1)
+    named = [sum(not curve.label.startswith("_") for curve in curves) for curves in panels.values()]
+    _legend(every[-1], max(named), beside=count > 1)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     save(figure, target)
 

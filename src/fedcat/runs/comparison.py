@@ -27,6 +27,9 @@ FIGURES = ("best", "last_five", "final")
 LONG = 100
 """Characters of a label that go into a folder's name; a longer one gets a number in front."""
 
+SPREAD = {"mean": "mean", "weighted_mean": "weighted", "worst_decile": "worst tenth", "std": "deviation"}
+"""How a metric spreads over clients, and the headings in tables."""
+
 
 @dataclass(frozen=True, eq=False)
 class VariantResult:
