@@ -202,9 +202,8 @@ def test_a_method_that_fell_apart_has_a_line_for_each_seed(tmp_path, make_run, m
     (curves,) = drawn[0].values()
     assert len({curve.color for curve in curves[1:]}) == 1
     assert curves[1].width < curves[0].width
-    assert [(curve.label, len(curve.values)) for curve in curves] == [
-        *[("FedAvg", 3), ("SCAFFOLD", 1), ("_", 1), ("_", 1)],
-    ]
+    assert [curve.label for curve in curves] == ["FedAvg", "SCAFFOLD", "_", "_"]
+    assert [len(curve.values) for curve in curves] == [3, 1, 1, 1]
 
 
 def test_every_method_against_fedavg(tmp_path, make_run):

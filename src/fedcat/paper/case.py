@@ -146,9 +146,7 @@ class Case:
 
 def _text(value: float | str) -> str:
     """Return an option as one types it."""
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if float(f"{value:g}") == value and not isinstance(value, bool) else repr(value).lower()
+    return value if isinstance(value, str) else repr(value).lower().removesuffix(".0")
 
 
 def has_alpha(dataset: str, name: str) -> bool:

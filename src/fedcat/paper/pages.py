@@ -201,5 +201,6 @@ def _machines(runs: Sequence[StoredRun]) -> list[str]:
 def _commands(cells: Sequence[Cell]) -> list[str]:
     """Return the command of every cell."""
     lines = ["## Every cell again", "", "One command runs a cell with all of its seeds:", "", "```sh"]
-    lines += [line for one in cells for line in one.case.commands([run.seed for run in one.runs])]
+    commands = [command for one in cells for command in one.case.commands([run.seed for run in one.runs])]
+    lines += [wrapped(command, "    ").replace("\n", " \\\n") for command in commands]
     return [*lines, "```", ""]
