@@ -13,6 +13,8 @@ from fedcat.paper.theorem import Measured
 from fedcat.report.curves import COLORS, Curve, draw_panels
 
 SUFFIXES = (".png", ".pdf")
+NEAR = 90
+"""From this accuracy on, in %, lines are told apart on a logarithmic axis of errors only."""
 METHOD_COLORS = dict(zip(("fedavg", "fedprox", "scaffold", "fedgen", "clusamp"), COLORS, strict=False)) | {
     "fedcat": "#111111",
     "fedcat-gc": COLORS[6],
@@ -67,7 +69,15 @@ def _draw(panels: Mapping[Row, list[Curve]], path: Path, x_label: str, y_label: 
     for row, curves in panels.items():
         if curves:
             by_dataset.setdefault(_slug(row), {})[row.name] = curves
-    return [_save(mine, path.with_name(f"{path.name}-{name}"), x_label, y_label) for name, mine in by_dataset.items()]
+    return [
+        _save(mine, path.with_name(f"{path.name}-{name}"), x_label, y_label, log_error=_near(mine))
+        for name, mine in by_dataset.items()
+    ]
+
+
+def _near(panels: Mapping[str, list[Curve]]) -> bool:
+    """Tell whether all lines end so high that a linear axis would not tell them apart."""
+    return all(values[-1] > NEAR for curves in panels.values() for curve in curves for values in curve.values)
 
 
 def draw_theorem(found: Measured, path: Path) -> Path:
@@ -83,10 +93,12 @@ def draw_theorem(found: Measured, path: Path) -> Path:
     return _save({"": curves}, path, "SGD steps t", "F(mean of the copies) - F*", log=True)
 
 
-def _save(panels: dict[str, list[Curve]], path: Path, x_label: str, y_label: str, log: bool = False) -> Path:
+def _save(
+    panels: dict[str, list[Curve]], path: Path, x_label: str, y_label: str, log: bool = False, log_error: bool = False
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in SUFFIXES:
-        draw_panels({**panels}, path.with_name(path.name + suffix), x_label, y_label, log=log)
+        draw_panels({**panels}, path.with_name(path.name + suffix), x_label, y_label, log=log, log_error=log_error)
     return path.with_name(path.name + ".png")
 
 

@@ -107,7 +107,8 @@ def _figures(name: str, rows: Sequence[Row], folder: Path) -> list[Path]:
     if name in ("table1", "curves"):
         drawn += figures.draw_rows(rows, folder / "methods", {*METHODS, *others}, *over_rounds)
     if name in ("table2", "curves"):
-        drawn += figures.draw_rows(rows, folder / "ablation", ABLATION, *over_rounds)
+        ablated = [row for row in rows if any(row.get(method) for method in ABLATION if method not in METHODS)]
+        drawn += figures.draw_rows(ablated, folder / "ablation", ABLATION, *over_rounds)
     if name == "traffic":
         line = (figures.accuracy_over_bytes, "training traffic, MB", ACCURACY)
         drawn += figures.draw_rows(rows, folder / "traffic", {*METHODS, *others}, *line)

@@ -58,6 +58,11 @@ def collapsed(run: StoredRun) -> bool:
     return _largest(run.accuracy[-LAST:]) < best(run) / 2
 
 
+def stuck(run: StoredRun) -> bool:
+    """Tell whether a run learned nothing: its accuracy never changed."""
+    return len(run.accuracy) > LAST and len(set(run.accuracy)) == 1
+
+
 def within(traffic: float) -> Reading:
     """Return the reading `last_five` of a run that ends when it has moved so many bytes."""
     return lambda run: _mean(

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcat.core.text import plural
 from fedcat.paper import readings
-from fedcat.paper.archive import Archive
+from fedcat.paper.archive import Archive, StoredRun
 from fedcat.paper.case import Case
 from fedcat.paper.printed import printed
 from fedcat.paper.readings import Cell, Paired, Reading, cell, spread_text, within
@@ -249,15 +249,24 @@ def _variant(case: Case, usual: Case) -> str:
 
 
 def collapsed_sheet(rows: Sequence[Row]) -> Sheet:
-    """Return the runs that reached an accuracy and lost it again."""
+    """Return the runs that reached an accuracy and lost it again, and those that learned nothing."""
     lines = []
-    for run in (run for row in rows for one in row.known for run in one.runs if readings.collapsed(run)):
-        best = readings.best(run)
-        values = [100 * value for value in run.accuracy]
-        fall = next(place for place in range(values.index(best), len(values)) if not values[place] >= best / 2)
-        lines.append([run.name, f"{best:.2f}", f"{run.rounds[fall]:,}", f"{readings.last_five(run):.2f}"])
-    note = "Runs that end below half of their best accuracy, and the first evaluation after the best that is below it."
+    for run in (run for row in rows for one in row.known for run in one.runs):
+        if readings.collapsed(run) or readings.stuck(run):
+            lines.append([run.name, f"{readings.best(run):.2f}", _fall(run), f"{readings.last_five(run):.2f}"])
+    note = (
+        "Runs that end below half of their best accuracy, and the first evaluation after the best that is below it; "
+        "and runs whose accuracy never changed."
+    )
     return Sheet("Runs that fell apart", ["", "best", "fell by round", "last five"], lines, [note])
+
+
+def _fall(run: StoredRun) -> str:
+    if readings.stuck(run):
+        return "learned nothing"
+    highest = max(value for value in run.accuracy if math.isfinite(value))
+    after = range(run.accuracy.index(highest), len(run.accuracy))
+    return f"{next(run.rounds[place] for place in after if not run.accuracy[place] >= highest / 2):,}"
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:

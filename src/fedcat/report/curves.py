@@ -13,6 +13,8 @@ from fedcat.report.files import check_plot, save
 
 COLORS = ("#1f5f8b", "#c8553d", "#588157", "#8e6c8a", "#d4a017", "#4a4e69", "#2a9d8f", "#9d4edd", "#6c584c", "#e07a5f")
 DASHES = ("-", "--", ":", "-.")
+TICKS = (10, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9)
+"""Where an axis in log error may have ticks, in %."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ def draw_panels(
     *,
     bands: bool = False,
     log: bool = False,
+    log_error: bool = False,
 ) -> None:
     """Plot curves in panels side by side, each with its title; one legend serves all.
 
     With `bands`, a band shows one standard deviation over seeds where there are several; with `log`, axes are
-    logarithmic.
+    logarithmic; with `log_error`, values are percentages near 100 and their axis is logarithmic in what they lack.
     """
     target = Path(path)
     check_plot(target)
@@ -82,11 +85,22 @@ def draw_panels(
         if log:
             axes.set_xscale("log")
             axes.set_yscale("log")
-    every[0].set_ylabel(y_label, fontsize=9)
+        if log_error:
+            _stretch(axes)
+    every[0].set_ylabel(f"{y_label}, log error" if log_error else y_label, fontsize=9)
     named = [sum(not curve.label.startswith("_") for curve in curves) for curves in panels.values()]
     _legend(every[-1], max(named), beside=count > 1)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     save(figure, target)
+
+
+def _stretch(axes: Any) -> None:
+    """Make the value axis logarithmic in 100 - value."""
+    low, high = axes.get_ylim()[0], min(axes.dataLim.ymax, 99.98)
+    axes.set_yscale("function", functions=(lambda y: -np.log(np.maximum(100 - y, 0.01)), lambda y: 100 - np.exp(-y)))
+    axes.set_ylim(low, high + (100 - high) / 4)
+    ticks = [tick for tick in TICKS if low <= tick <= axes.get_ylim()[1]]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def _legend(axes: Any, count: int, beside: bool) -> None:
