@@ -61,27 +61,14 @@ def test_accuracies_near_100_are_drawn_by_their_errors(tmp_path, make_run, drawn
 def test_an_axis_by_errors_has_room_and_ticks_for_all_values(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("fedcat.report.curves.save", lambda figure, path: seen.append(figure.axes[0]))
-    draw_panels(
-        {"": [Curve("a", [1, 2], [[60.0, 99.2]]), Curve("b", [1, 2], [[80.0, 100.0]])]},
-        tmp_path / "f.png",
-        "x",
-        "y",
-        log_error=True,
-    )
+    curves = [Curve("a", [1, 2], [[60.0, 99.2]]), Curve("b", [1, 2], [[80.0, 100.0]])]
+    draw_panels({"": curves}, tmp_path / "f.png", "x", "y", log_error=True)
     (axes,) = seen
     low, high = axes.get_ylim()
     assert low < 60
     assert 99.98 < high < 100
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "80",
-        "90",
-        "95",
-        "98",
-        "99",
-        "99.5",
-        "99.8",
-        "99.9",
-    ]
+    ticks = [label.get_text() for label in axes.get_yticklabels()]
+    assert ticks == ["80", "90", "95", "98", "99", "99.5", "99.8", "99.9"]
     at = [axes.transData.transform((0, value))[1] for value in (80, 90, 95)]
     assert at[2] - at[1] == pytest.approx(at[1] - at[0])
     assert axes.get_ylabel() == "y, log error"
