@@ -40,8 +40,9 @@ def draw(row, folder, *methods):
     figures.draw_rows([row], folder / "f", methods, figures.accuracy_over_rounds, "x", "y")
 
 
-def test_a_method_that_fell_apart_has_a_line_for_each_seed(tmp_path, make_run, drawn):
-    fell = [[0.5, *[last] * 5] for last in (0.1, 0.5, 0.5)]
+@pytest.mark.parametrize("bad", [[0.5, *[0.1] * 5], [0.1] * 6], ids=["fell apart", "learned nothing"])
+def test_a_method_of_which_a_run_failed_has_a_line_for_each_seed(tmp_path, make_run, drawn, bad):
+    fell = [bad, [0.5] * 6, [0.5] * 6]
     row = row_of(tmp_path, make_run, fedavg=[RISING] * 3, scaffold=fell, fedcat=[RISING] * 3)
     draw(row, tmp_path, "fedavg", "scaffold")
     (curves,) = drawn[0][0].values()

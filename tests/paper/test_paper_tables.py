@@ -184,13 +184,28 @@ def test_runs_that_fell_apart_are_named(tmp_path, make_run):
         make_run(case, 12, [0.1, 0.1, 0.1, 0.1, 0.6]),  # rises late
         make_run(case, 13, [0.1] * 9),
     ]
-    held = make_run(replace(case, validation=0.1), 12, [0.5, *[0.1] * 5])
-    sheet = tables.collapsed_sheet([Row([Cell(case, runs)], [Cell(held.case, [held])])])
+    held = make_run(replace(case, validation=0.1, precision="bf16", exact=True), 12, [0.5, *[0.1] * 5])
+    sheet = tables.failed_sheet([Row([Cell(case, runs)], [Cell(held.case, [held])])])
     assert sheet.rows == [
-        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 10", "60.00", "40", "10.00"],
-        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 13", "10.00", "learned nothing", "10.00"],
-        ["CIFAR-10, alpha 0.1, SCAFFOLD, seed 12, with data held out", "50.00", "20", "10.00"],
+        ["CIFAR-10, alpha 0.1, SCAFFOLD, fp32, seed 10", "60.00", "40", "10.00"],
+        ["CIFAR-10, alpha 0.1, SCAFFOLD, fp32, seed 13", "10.00", "learned nothing", "10.00"],
+        ["CIFAR-10, alpha 0.1, SCAFFOLD, bf16, exact, seed 12, with data held out", "50.00", "20", "10.00"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "accuracy", "failed"),
+    [
+        ("mnist", [0.098, 0.1135, 0.1028, 0.1135, 0.0892, 0.098], True),  # always one digit, not always the same
+        ("mnist", [0.098, 0.1135, 0.1028, 0.1135, 0.0892, 0.1136], False),
+        ("cifar100", [0.05] * 6, True),
+        ("cifar100", [0.1] * 6, False),
+        ("cifar10", [0.1] * 5, False),  # too short to tell
+        ("digits", [0.1] * 6, False),  # not known
+    ],
+)
+def test_a_run_that_is_never_better_than_a_constant_answer_learned_nothing(make_run, dataset, accuracy, failed):
+    assert readings.stuck(make_run(Case(dataset, "fedcat", 0.1), 10, accuracy)) is failed
 
 
 def test_every_method_against_fedavg(tmp_path, make_run):

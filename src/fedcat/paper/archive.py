@@ -89,8 +89,10 @@ class StoredRun:
     @property
     def name(self) -> str:
         """What a page calls the run."""
-        held = ", with data held out" if self.case.validation else ""
-        return f"{self.case.row}, {self.case.label}, seed {self.seed}{held}"
+        exact = "exact" if self.case.exact else ""
+        held = "with data held out" if self.case.validation else ""
+        words = [self.case.row, self.case.label, self.case.precision, exact, f"seed {self.seed}", held]
+        return ", ".join(filter(None, words))
 
     @classmethod
     def of(cls, case: Case, result: Result, machine: Machine) -> StoredRun:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fedcat.paper.archive import StoredRun
-from fedcat.paper.readings import Cell, collapsed
+from fedcat.paper.readings import Cell, failed
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured
 from fedcat.report.curves import COLORS, Curve, draw_panels
@@ -109,11 +109,11 @@ def _slug(row: Row) -> str:
 
 
 def _curves(one: Cell, line: Line, color: str) -> list[Curve]:
-    """Return a cell's line, the mean over its seeds; a thin one for each seed if a run fell apart."""
+    """Return a cell's line, the mean over its seeds; a thin one for each seed if a run failed."""
     lines = [line(run) for run in one.runs]
     method = one.case.method
     width, dashes = 2.2 if method == "fedcat" else 1.2, "--" if method == "fedprox" else ""
-    if lines and not any(map(collapsed, one.runs)):
+    if lines and not any(map(failed, one.runs)):
         return [Curve(one.case.label, lines[0][0], [values for _, values in lines], color, dashes, width)]
     labels = [one.case.label, *["_"] * len(lines)]
     return [

@@ -22,7 +22,7 @@ from fedcat.report.sheet import Sheet, wrapped
 
 ACCURACY = "test accuracy, %"
 BEST = "The largest of the test accuracies, in %, mean ± standard deviation over seeds"
-LINES = "Lines are means over seeds; if a run of a method fell apart, there is a thin one for each of its seeds."
+LINES = "Lines are means over seeds; if a run fell apart or learned nothing, there is a thin line for each seed."
 READINGS = (
     ("Mean of the last five evaluations", readings.last_five, "In %; the figure by which claims are judged."),
     (
@@ -133,7 +133,7 @@ def _table(known: Sequence[Row], rows: Sequence[Row], checked: Sequence[str]) ->
         form.insert(2, tables.accuracy_sheet(held, "Chosen on validation data", readings.chosen, note))
     rest = [*tables.fedcat_sheets(known), tables.fedavg_sheet(known)]
     rest += [claims.reach_sheet(known), claims.claims_sheet(known, checked)]
-    rest += [tables.differing_sheet(known), tables.variants_sheet(known), tables.collapsed_sheet(known)]
+    rest += [tables.differing_sheet(known), tables.variants_sheet(known), tables.failed_sheet(known)]
     rest = [sheet for sheet in rest if sheet.rows]
     return [*(tables.detail_sheet(row) for row in known), *rest], [*form, *rest]
 

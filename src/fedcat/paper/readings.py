@@ -17,6 +17,8 @@ LAST = 5
 """Evaluations that `last_five` is the mean of."""
 CONFIDENCE = 0.95
 """One-sided: with three seeds a difference counts from 2.9 standard errors on."""
+LARGEST_CLASS = {"mnist": 11.35, "cifar10": 10.0, "cifar100": 5.0}
+"""The share of the largest class in the test data, in %: the accuracy of a model that always gives that answer."""
 
 Reading = Callable[[StoredRun], float]
 """Reads a number off a run: an accuracy in %."""
@@ -59,8 +61,13 @@ def collapsed(run: StoredRun) -> bool:
 
 
 def stuck(run: StoredRun) -> bool:
-    """Tell whether a run learned nothing: its accuracy never changed."""
-    return len(run.accuracy) > LAST and len(set(run.accuracy)) == 1
+    """Tell whether a run learned nothing: it was never better than a model that always gives the same answer."""
+    return len(run.accuracy) > LAST and best(run) <= LARGEST_CLASS.get(run.case.dataset, 0.0) + 1e-9
+
+
+def failed(run: StoredRun) -> bool:
+    """Tell whether a run lost what it had learned, or learned nothing."""
+    return collapsed(run) or stuck(run)
 
 
 def within(traffic: float) -> Reading:

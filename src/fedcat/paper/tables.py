@@ -248,15 +248,15 @@ def _variant(case: Case, usual: Case) -> str:
     return ", ".join(filter(None, [case.label, precision, exact]))
 
 
-def collapsed_sheet(rows: Sequence[Row]) -> Sheet:
+def failed_sheet(rows: Sequence[Row]) -> Sheet:
     """Return the runs that reached an accuracy and lost it again, and those that learned nothing."""
     lines = []
     for run in (run for row in rows for one in row.known for run in one.runs):
-        if readings.collapsed(run) or readings.stuck(run):
+        if readings.failed(run):
             lines.append([run.name, f"{readings.best(run):.2f}", _fall(run), f"{readings.last_five(run):.2f}"])
     note = (
         "Runs that end below half of their best accuracy, and the first evaluation after the best that is below it; "
-        "and runs whose accuracy never changed."
+        "and runs that never were better than a model that always gives the same answer."
     )
     return Sheet("Runs that fell apart", ["", "best", "fell by round", "last five"], lines, [note])
 
