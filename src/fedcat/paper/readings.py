@@ -18,7 +18,7 @@ LAST = 5
 CONFIDENCE = 0.95
 """One-sided: with three seeds a difference counts from 2.9 standard errors on."""
 LARGEST_CLASS = {"mnist": 11.35, "cifar10": 10.0, "cifar100": 5.0}
-"""The share of the largest class in the test data, in %: the accuracy of a model that always gives that answer."""
+"""The share of the largest class in the test data, in %, where it is known: the accuracy of a constant answer."""
 
 Reading = Callable[[StoredRun], float]
 """Reads a number off a run: an accuracy in %."""
@@ -61,8 +61,9 @@ def collapsed(run: StoredRun) -> bool:
 
 
 def stuck(run: StoredRun) -> bool:
-    """Tell whether a run learned nothing: it was never better than a model that always gives the same answer."""
-    return len(run.accuracy) > LAST and best(run) <= LARGEST_CLASS.get(run.case.dataset, 0.0) + 1e-9
+    """Tell whether a run learned nothing: its accuracy never changed, or a constant answer is as good as its best."""
+    constant = LARGEST_CLASS.get(run.case.dataset, 0.0) + 1e-9
+    return len(run.accuracy) > LAST and (len(set(run.accuracy)) == 1 or best(run) <= constant)
 
 
 def failed(run: StoredRun) -> bool:

@@ -256,7 +256,7 @@ def failed_sheet(rows: Sequence[Row]) -> Sheet:
             lines.append([run.name, f"{readings.best(run):.2f}", _fall(run), f"{readings.last_five(run):.2f}"])
     note = (
         "Runs that end below half of their best accuracy, and the first evaluation after the best that is below it; "
-        "and runs that never were better than a model that always gives the same answer."
+        "and runs that learned nothing: never better than a model that always gives the same answer."
     )
     return Sheet("Runs that fell apart", ["", "best", "fell by round", "last five"], lines, [note])
 
