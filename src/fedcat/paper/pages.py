@@ -185,14 +185,14 @@ def _machines(runs: Sequence[StoredRun]) -> list[str]:
     for run in runs:
         words = f"{run.case.rounds:,} rounds, evaluated every {run.rounds[0]}"
         datasets.setdefault(words, {})[label_of(run.case.dataset)] = None
-    seeds = sorted({run.seed for run in runs})
+    seeds, minutes = sorted({run.seed for run in runs}), round(sum(run.seconds for run in runs) / 60)
     machines = sorted({f"{run.machine.device}, PyTorch {run.machine.torch}" for run in runs})
     sentences = [
         *([f"Preset `{used}`"] if used else []),
         *([f"Partition `{case.partition}`"] if case.partition else []),
         "; ".join(f"{', '.join(names)}: {words}" for words, names in datasets.items()),
-        f"Precision {case.precision}, seeds {', '.join(map(str, seeds))}",
-        f"{plural(len(runs), 'run')}, {sum(run.seconds for run in runs) / 60:.0f} minutes on {'; '.join(machines)}",
+        f"Precision {case.precision}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",
+        f"{plural(len(runs), 'run')}, {plural(minutes, 'minute')} on {'; '.join(machines)}",
         f"Commits: {', '.join(sorted({run.machine.commit or 'unknown' for run in runs}))}",
         f"Canaries: {', '.join(sorted({f'{r.case.dataset} {r.case.precision} {r.machine.canary}' for r in runs}))}",
     ]
