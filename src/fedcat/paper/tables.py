@@ -258,7 +258,7 @@ def failed_sheet(rows: Sequence[Row]) -> Sheet:
         "Runs that end below half of their best accuracy, and the first evaluation after the best that is below it; "
         "and runs that learned nothing: never better than a model that always gives the same answer."
     )
-    return Sheet("Runs that fell apart", ["", "best", "fell by round", "last five"], lines, [note])
+    return Sheet("Runs that fell apart or learned nothing", ["", "best", "fell by round", "last five"], lines, [note])
 
 
 def _fall(run: StoredRun) -> str:
