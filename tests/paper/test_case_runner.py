@@ -58,7 +58,12 @@ def test_whole_cells_are_planned_into_the_time(make_runner, minutes, expected):
 def test_the_speed_is_measured_by_short_runs(make_runner, monkeypatch):
     rounds = []
     execute = case_runner.execute
-    monkeypatch.setattr(case_runner, "execute", lambda runs: rounds.extend(run.rounds for run in runs) or execute(runs))
+
+    def keep(runs, *more):
+        rounds.extend(run.rounds for run in runs)
+        return execute(runs, *more)
+
+    monkeypatch.setattr(case_runner, "execute", keep)
     pace = make_runner(5)._pace([replace(case, rounds=100) for case in CASES], [10, 11])
     assert rounds == [15] * 4  # three cycles of K = 5
     assert all(0 < value < 5 for value in pace.values())
@@ -72,6 +77,10 @@ def test_the_canary_tells_versions_apart(tmp_path, monkeypatch):
     again = CaseRunner(Archive(tmp_path / "runs"), {"workers": 1}, None, console).machine(CASES[0])
     assert first.canary == again.canary
     assert len(first.canary) == 12
+    console.file.flush()
+    said = (tmp_path / "out").read_text()
+    assert "canary of digits: 2 methods, 10 rounds" in said
+    assert "round 10/10" in said  # on MNIST it takes minutes: whoever waits sees it move
     made.run([CASES[:1]], [10])
     monkeypatch.setattr(case_runner, "EVERY", ("fedavg", "fedcat-dc"))  # stands for a version that computes otherwise
     with pytest.raises(SettingError, match="computes other numbers"):

@@ -86,9 +86,8 @@ class CaseRunner:
         self._say(f"{'; '.join(rows)}: {plural(len(wanted), 'run')} side by side, {cases[0].rounds:,} rounds")
         runs = [self._build(case, seed) for case, seed in wanted]
         labels = [case.label if len(rows) == 1 else f"{case.label} {case.alpha}" for case, _ in wanted]
-        shown = ProgressDisplay(self.console, runs, labels, scores=not any(case.choosing for case in cases))
         begin = time.perf_counter()
-        results = execute(runs, None, [shown])
+        results = self._execute(runs, labels, scores=not any(case.choosing for case in cases))
         self._say(f"{plural(len(runs), 'run')} in {time.perf_counter() - begin:.0f} s")
         for (case, seed), result in zip(wanted, results, strict=True):
             if result.status in ("finished", "untrained"):
@@ -99,6 +98,10 @@ class CaseRunner:
 
     def _build(self, case: Case, seed: int, **changes: Any) -> Run:
         return self.builder.build({**case.given(), **self.machine_settings, "seed": seed, **changes})
+
+    def _execute(self, runs: Sequence[Run], labels: Sequence[str], scores: bool = False) -> list[Result]:
+        """Run runs side by side and show how far they are, with or without their test accuracies."""
+        return execute(runs, None, [ProgressDisplay(self.console, runs, labels, scores)])
 
     # Time
 
@@ -122,7 +125,9 @@ class CaseRunner:
         k = self._build(cases[0], seeds[0]).settings.k
         rounds = min(CYCLES * k, *(case.rounds for case in cases))
         runs = [[self._build(case, seed, rounds=rounds) for seed in seeds] for case in cases]
-        execute([run for mine in runs for run in mine])
+        every = [run for mine in runs for run in mine]
+        self._say(f"measuring the speed: {plural(len(every), 'run')}, {plural(rounds, 'round')}")
+        self._execute(every, [case.label for case in cases for _ in seeds])
         first = min(k, rounds // 2)
         return {
             case: statistics.fmean(
@@ -147,11 +152,13 @@ class CaseRunner:
         cases = [Case(case.dataset, name, alpha, case.preset, 1, case.precision) for name in EVERY]
         k = self._build(cases[0], FIRST_SEED).settings.k
         runs = [self._build(one, FIRST_SEED, rounds=2 * k, exact=True) for one in cases]
+        name = f"canary of {label_of(case.dataset)}"
+        self._say(f"{name}: {plural(len(runs), 'method')}, {plural(2 * k, 'round')}, to see what this version computes")
         digest = hashlib.sha256()
-        for result in execute(runs):
+        for result in self._execute(runs, [one.label for one in cases]):
             digest.update(_bytes(result))
         found = digest.hexdigest()[:12]
-        self._say(f"canary of {label_of(case.dataset)}: {found}")
+        self._say(f"{name}: {found}")
         return found
 
     def _say(self, text: str) -> None:
