@@ -188,6 +188,18 @@ def test_the_bar_waits_for_the_run_that_is_furthest_behind():
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/2", "2/2"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(1.0, "2.0 rounds/s  0:00:01 left"), (50.0, "25 s/round  0:00:50 left")]
+)
+def test_slow_rounds_are_told_in_seconds(seconds, shown):
+    out, run = io.StringIO(), simulate(FedAvg, FED, LAYOUT, rounds=4)
+    watcher = ProgressDisplay(Console(file=out, width=200), [run], ["one"])
+    watcher.on_start(run)
+    watcher._begin -= seconds
+    watcher.on_round(run, Record(2, {"accuracy": 0.5}))
+    assert shown in out.getvalue()
+
+
 def test_a_cycle_that_the_last_round_cuts_short_is_aggregated():
     sim = simulate(FedCat, FED, LAYOUT, rounds=2, k=3)
     start = sim.method.row

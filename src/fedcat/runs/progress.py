@@ -98,10 +98,11 @@ class ProgressDisplay(Callback):
         return text if len(text) <= room else text[: room - 1] + "…"
 
     def _speed(self) -> str:
-        """Return the rounds per second and the time left."""
-        elapsed = max(1e-9, time.perf_counter() - self._begin)
-        left = timedelta(seconds=round(elapsed / self.done * (self.rounds - self.done)))
-        return f"{self.done / elapsed:.1f} rounds/s  {left} left"
+        """Return the rounds per second, or the seconds of a slow round, and the time left."""
+        seconds = max(1e-9, time.perf_counter() - self._begin) / self.done
+        left = timedelta(seconds=round(seconds * (self.rounds - self.done)))
+        speed = f"{1 / seconds:.1f} rounds/s" if seconds < 10 else f"{seconds:.0f} s/round"
+        return f"{speed}  {left} left"
 
     def _line(self) -> str:
         return f"round {self.done}/{self.rounds}  {self._means()}  {self._speed()}"
