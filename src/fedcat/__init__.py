@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedcat.version import __version__
 
 if TYPE_CHECKING:
-    from fedcat.api import compare, load_model, run
+    from fedcat.api import compare, load_model, resume, run
     from fedcat.config.settings import Settings
     from fedcat.core.errors import DataError, SettingError
     from fedcat.core.rng import Purpose, random_stream
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fedcat.runs.summary import Choice, Decisions, Figures, RunSummary
 
 _HOMES = {
-    "api": ("compare", "load_model", "run"),
+    "api": ("compare", "load_model", "resume", "run"),
     "config.settings": ("Settings",),
     "core.errors": ("DataError", "SettingError"),
     "core.rng": ("Purpose", "random_stream"),
@@ -155,6 +155,7 @@ __all__ = [
     "load_model",
     "partition",
     "random_stream",
+    "resume",
     "run",
     "weighted_mean",
 ]

@@ -19,10 +19,12 @@ from fedcat.models.nets import NETS, net_builder
 from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import CallbackPart, check_list
 from fedcat.runs.comparison import Comparison, VariantResult
-from fedcat.runs.folder import SETTINGS, model_path, models_in, read_model, read_summary
+from fedcat.runs.folder import COMPARISON, SETTINGS, model_path, models_in, read_model, read_summary
 from fedcat.runs.progress import ProgressDisplay
 from fedcat.runs.result import Result
-from fedcat.runs.runner import execute
+from fedcat.runs.resume import Resumed, build_again, holding
+from fedcat.runs.run import Run
+from fedcat.runs.runner import execute, stored_result
 
 
 def run(
@@ -64,12 +66,19 @@ def run(
         The history, the model and the summary.
     """
     built = Builder().build(given, SettingsFile.read(settings, trust, given))
-    _warn(built.early_notes)
+    path = None if out is None else Path(out)
+    return _run(built, path, progress, check_list(callbacks), hold=path)
+
+
+def _run(
+    built: Run, place: Path | Resumed | None, progress: bool, callbacks: Sequence[CallbackPart], hold: Path | None
+) -> Result:
+    _warn(built.early_notes, 4)
     shown = [ProgressDisplay(Console(highlight=False), [built], [built.settings.method])] if progress else []
-    result = execute([built], None if out is None else [Path(out)], [*shown, *check_list(callbacks)])[0]
+    result = execute([built], None if place is None else [place], [*shown, *callbacks], hold)[0]
     if result.error is not None:
         raise result.error
-    _warn(built.late_notes)
+    _warn(built.late_notes, 4)
     return result
 
 
@@ -92,17 +101,62 @@ def compare(
     a warning, and the others go on.
     """
     comparison = Comparison(methods, seeds, sweep, out, settings, trust, **given)
-    _warn(comparison.notes)
-    labels = [label for label in comparison.labels for _ in comparison.seeds]
-    shown = [ProgressDisplay(Console(highlight=False), comparison.runs, labels)] if progress else []
-    found = comparison.run([*shown, *check_list(callbacks)])
-    _warn(comparison.late_notes)
+    return _compare(comparison, progress, check_list(callbacks))
+
+
+def _compare(comparison: Comparison, progress: bool, callbacks: Sequence[CallbackPart]) -> list[VariantResult]:
+    _warn(comparison.notes, 4)
+    left = comparison.pending
+    labels = [comparison.label_of(run) for run in left]
+    shown = [ProgressDisplay(Console(highlight=False), left, labels)] if progress and left else []
+    found = comparison.run([*shown, *callbacks])
+    _warn(comparison.late_notes, 4)
     return found
 
 
-def _warn(notes: Iterable[str]) -> None:
+def resume(
+    folder: str | Path,
+    *,
+    trust: bool = False,
+    progress: bool = False,
+    callbacks: Sequence[CallbackPart] = (),
+    **given: Any,
+) -> Result | list[VariantResult]:
+    """Let a run or a comparison go on from where its last checkpoint has it.
+
+    In exact mode, and on the same machine, it ends with the bits that it would have without the interruption. A run
+    that is complete is not run again.
+
+    Parameters
+    ----------
+    folder : path
+        The directory of a run or of a comparison.
+    trust : bool
+        Whether to import what the directory names as ``module:attribute``, which runs its code.
+    progress, callbacks
+        See `run`. Callbacks get the state back that callbacks of the same class had.
+    **given
+        `rounds`, if there shall be more; `checkpoint_every`, `data_dir`, `memory`, `device`, `threads` and `workers`;
+        and the parts, such as `net`, that the run was given as Python objects, or whose modules may be imported.
+
+    Returns
+    -------
+    Result or list of VariantResult
+        What `run` or `compare` would have returned.
+    """
+    path = Path(folder)
+    with holding(path):
+        if (path / COMPARISON).exists():
+            return _compare(Comparison.resume(path, trust, **given), progress, check_list(callbacks))
+        again = build_again(Builder(), path, given, trust)
+        if again.complete:
+            return stored_result(again)
+        return _run(again.run, again, progress, check_list(callbacks), hold=None)
+
+
+def _warn(notes: Iterable[str], level: int) -> None:
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, stacklevel=level)
 
 
 def load_model(folder: str | Path, net: Any = None, model: str = "global", *, trust: bool = False) -> nn.Module:

@@ -267,8 +267,8 @@ def test_control_c_ends_cleanly_and_says_what_was_kept(tmp_path):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "interrupted after" in err
-    assert "kept in cut" in err
+    assert "ended by SIGINT after" in err
+    assert "`fedcat resume cut` goes on" in err
     summary = json.loads((tmp_path / "cut" / "run.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] == history.read_text().count("\n") >= 2
@@ -282,7 +282,7 @@ def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
 
     screen = io.StringIO()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "out", Console(file=screen, force_terminal=True, width=80, highlight=False))
+    monkeypatch.setattr("fedcat.cli.run.out", Console(file=screen, force_terminal=True, width=80, highlight=False))
     words = ["compare", "--seeds", "1", "--sweep", "lr=0.01,0.02,0.05,0.1", *SHORT]
     monkeypatch.setattr(sys, "argv", ["fedcat", *words])
     with pytest.raises(SystemExit):

@@ -34,6 +34,12 @@ def test_options_of_partitions_and_server_optimizers_are_settings_too():
         "server_momentum": ("server_options", "momentum"),
         "server_beta2": ("server_options", "beta2"),
         "server_tau": ("server_options", "tau"),
+        "aggregator_norm": ("aggregator_options", "norm"),
+        "aggregator_iterations": ("aggregator_options", "iterations"),
+        "aggregator_smoothing": ("aggregator_options", "smoothing"),
+        "aggregator_liars": ("aggregator_options", "liars"),
+        "aggregator_keep": ("aggregator_options", "keep"),
+        "aggregator_trim": ("aggregator_options", "trim"),
     }
     given = {"alpha": 0.3, "server_optimizer": "momentum", "server_lr": 0.9}
     for way in (

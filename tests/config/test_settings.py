@@ -1,3 +1,4 @@
+import math
 import tomllib
 from dataclasses import asdict, fields
 
@@ -118,6 +119,7 @@ def test_the_defaults():
         "exact": None,
         "threads": None,
         "workers": None,
+        "checkpoint_every": "60s",
         "dataset_options": {},
         "partition_options": {},
         "optimizer_options": {},
@@ -237,3 +239,17 @@ def test_files_that_cannot_be_read(tmp_path):
         read_toml(tmp_path / "bad.toml")
     with pytest.raises(SettingError, match="cannot be read"):
         read_toml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [("60s", (60, 0)), ("1.5m", (90, 0)), ("2h", (7200, 0)), ("10r", (math.inf, 10)), ("never", (math.inf, 0))],
+)
+def test_how_often_checkpoints_are_written(text, interval):
+    assert Settings.checked({"checkpoint_every": text}).checkpoint_interval == interval
+
+
+@pytest.mark.parametrize("text", ["", "60", "0s", "-1s", "1.5r", "10 r", "often", "1e3s"])
+def test_what_is_no_interval(text):
+    with pytest.raises(SettingError, match=f"checkpoint_every must be a time such as 60s, .* got {text!r}"):
+        Settings.checked({"checkpoint_every": text})

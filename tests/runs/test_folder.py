@@ -8,6 +8,7 @@ from torch import nn
 
 import fedcat
 from fedcat.core.errors import SettingError
+from fedcat.core.files import save_tensors
 from fedcat.models.layout import Layout
 from fedcat.protocol.ledger import HopRecord
 from fedcat.runs.folder import (
@@ -17,7 +18,6 @@ from fedcat.runs.folder import (
     read_history,
     read_model,
     read_summary,
-    save_model,
 )
 from fedcat.runs.history import Record
 
@@ -38,6 +38,7 @@ def test_the_folder_holds_everything(finished):
         "model.safetensors",
         "run.json",
         "clients.json",
+        "checkpoint",
     }
     history = read_history(folder)
     assert history == finished.history
@@ -108,7 +109,7 @@ def test_tied_frozen_and_integer_tensors_survive_the_file(tmp_path):
     net.norm.num_batches_tracked += 5
     layout = Layout(net)
     row = layout.pack(net) + 1
-    save_model(tmp_path / "m", model_tensors(layout, row))
+    save_tensors(tmp_path / "m", model_tensors(layout, row))
     back = read_model(tmp_path / "m", Odd())
     assert torch.equal(layout.pack(back), row)
     assert torch.equal(back.out.bias, net.out.bias)
@@ -187,7 +188,7 @@ class Stop(fedcat.Callback):
 def test_an_interrupt_keeps_every_round_of_every_run(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fedcat.compare(["fedavg", "fedcat"], seeds=2, out=tmp_path / "c", callbacks=[Stop(2, "fedavg-seed1")], **SHORT)
-    for folder in (tmp_path / "c").iterdir():
+    for folder in (tmp_path / "c").glob("*/"):
         assert json.loads((folder / "run.json").read_text())["rounds"] == len(read_history(folder)) == 2
 
 
@@ -209,7 +210,7 @@ def test_runs_that_were_done_before_an_interrupt_are_finished(tmp_path):
     sweep, short = {"rounds": [2, 20]}, {name: value for name, value in SHORT.items() if name != "rounds"}
     with pytest.raises(KeyboardInterrupt):
         fedcat.compare(["fedavg"], 1, sweep, out=tmp_path / "c", callbacks=[Stop(4)], **{**short, "evaluate_every": 2})
-    status = {p.name: json.loads((p / "run.json").read_text())["status"] for p in (tmp_path / "c").iterdir()}
+    status = {p.name: json.loads((p / "run.json").read_text())["status"] for p in (tmp_path / "c").glob("*/")}
     assert status == {"fedavg-rounds=2-seed0": "finished", "fedavg-rounds=20-seed0": "interrupted"}
 
 

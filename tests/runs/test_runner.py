@@ -116,7 +116,8 @@ def test_a_removed_directory_does_not_take_the_others_with_it(tmp_path):
             if (run.settings.seed, record.round) == (1, 2):
                 shutil.rmtree(tmp_path / "1")
 
-    results = execute(prepared(4), [tmp_path / str(i) for i in range(4)], [Remove()])
+    with pytest.warns(UserWarning, match="cannot be written: No such file.*; the run goes on"):
+        results = execute(prepared(4), [tmp_path / str(i) for i in range(4)], [Remove()])
     assert [result.status for result in results] == ["finished"] * 4
     assert [bool(result.unwritten) for result in results] == [False, True, False, False]
     assert "the run is not completely written: " in results[1].summary.notes[-1]
@@ -144,7 +145,8 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room_again(tmp_path, 
     assert folder.add(record(1, (3, 10, 20)))
     whole = folder._put
     monkeypatch.setattr(folder, "_put", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    assert not folder.add(record(2, (4, 10, 20)))
+    with pytest.warns(UserWarning, match="No space left on device; the run goes on, and writes what is missing if it"):
+        assert not folder.add(record(2, (4, 10, 20)))
     assert "No space left on device" in folder.trouble
     assert folder.rounds == 1
     monkeypatch.setattr(folder, "_put", whole)
@@ -157,7 +159,8 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room_again(tmp_path, 
 def test_a_model_that_cannot_be_saved_is_trouble_and_not_an_error(tmp_path):
     folder = RunFolder(tmp_path / "run", "")
     shutil.rmtree(folder.path)
-    folder.finish({"global": {"w": torch.ones(2)}}, None)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        folder.finish({"global": {"w": torch.ones(2)}}, None)
     assert str(folder.path) in folder.trouble
 
 
@@ -264,7 +267,7 @@ def test_the_summary_is_written_last(tmp_path, monkeypatch):
     whole = Path.replace
     monkeypatch.setattr(Path, "replace", lambda self, to: (written.append(Path(to).name), whole(self, to))[1])
     fedcat.run(method="fedavg", out=tmp_path / "run", per_client=True, average=0.9, **SHORT)
-    assert written == ["model.safetensors", "average.safetensors", "clients.json", "run.json"]
+    assert written == ["last.safetensors", "model.safetensors", "average.safetensors", "clients.json", "run.json"]
 
 
 # Status, notes and the result
@@ -449,7 +452,8 @@ def test_a_file_that_vanishes_is_told(tmp_path, name):
             if record.round == 2:
                 (tmp_path / "run" / name).unlink()
 
-    (result,) = execute(prepared(1), [tmp_path / "run"], [Remove()])
+    with pytest.warns(UserWarning, match="cannot be written: No such file.*; the run goes on"):
+        (result,) = execute(prepared(1), [tmp_path / "run"], [Remove()])
     assert "No such file" in result.unwritten
     (note,) = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
     assert note == f"the run is not completely written: {result.unwritten}" == result.summary.notes[-1]
@@ -464,7 +468,8 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
 def test_a_run_of_which_nothing_could_be_written_starts_with_its_columns_later(tmp_path, monkeypatch):
     whole = RunFolder._put
     monkeypatch.setattr(RunFolder, "_put", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    folder = RunFolder(tmp_path / "run", "")
+    with pytest.warns(UserWarning, match="No space left"):
+        folder = RunFolder(tmp_path / "run", "")
     assert folder.trouble
     monkeypatch.setattr(RunFolder, "_put", whole)
     assert folder.add(record(1, (3, 10, 20)))

@@ -85,12 +85,12 @@ def test_unknown_types_are_refused_with_their_place(state, place):
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     (tmp_path / "s").write_bytes(b"not a state")
-    with pytest.raises(SettingError, match="is not a state that fedcat wrote"):
+    with pytest.raises(SettingError, match="is damaged, or not a state that fedcat wrote"):
         load_state(tmp_path / "s")
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "t")
-    with pytest.raises(SettingError, match="is not a state that fedcat wrote"):
+    with pytest.raises(SettingError, match="is damaged, or not a state that fedcat wrote"):
         load_state(tmp_path / "t")
 
 

@@ -70,7 +70,7 @@ PartitionOptions = _table_option(("--partition-option", "-p"), "option of the pa
 OptimizerOptions = _table_option(
     ("--optimizer-option",), "option of the local optimizer; those of adam and adamw are also flags"
 )
-AggregatorOptions = _table_option(("--aggregator-option",), "option of the aggregator")
+AggregatorOptions = _table_option(("--aggregator-option",), "option of the aggregator; built-in ones are also flags")
 ServerOptions = _table_option(("--server-option", "-s"), "option of the server optimizer; built-in ones are also flags")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args, get_origin, get_type_hints
@@ -95,7 +97,7 @@ class Settings:
         None, SERVER, "largest norm of a client's update that the server accepts; default: any", POSITIVE
     )
     aggregator: str = _setting(
-        "", SERVER, "how models become one: mean or module:function, see `fedcat methods`; default: mean"
+        "", SERVER, "how models become one: mean, median, ... or module:function, see `fedcat methods`; default: mean"
     )
     server_optimizer: str = _setting(
         "",
@@ -159,6 +161,11 @@ class Settings:
     workers: int | None = _setting(
         None, MACHINE, "training processes on a CPU, one thread each; default: as many as threads", COUNT
     )
+    checkpoint_every: str = _setting(
+        "60s",
+        MACHINE,
+        "how often to save the state that `fedcat resume` continues from: 60s, 5m, 2h, 10r (rounds) or never",
+    )
     dataset_options: dict[str, Any] = _setting({}, DATA, "options of the dataset")
     partition_options: dict[str, Any] = _setting({}, DATA, "options of the partition")
     optimizer_options: dict[str, Any] = _setting({}, LOCAL, "options of the local optimizer")
@@ -180,6 +187,20 @@ class Settings:
     def partition_seed(self) -> int:
         """The seed of the partition and of the dataset's own draws."""
         return self.seed if self.data_seed is None else self.data_seed
+
+    @property
+    def checkpoint_interval(self) -> tuple[float, int]:
+        """Seconds and rounds between checkpoints, of which one is set; the other is infinite or 0."""
+        if self.checkpoint_every == "never":
+            return math.inf, 0
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhr])", self.checkpoint_every)
+        count, unit = (float(found[1]), found[2]) if found else (0.0, "")
+        if count <= 0 or (unit == "r" and not count.is_integer()):
+            raise SettingError(
+                f"checkpoint_every must be a time such as 60s, 5m or 2h, a number of rounds such as 10r, or never, "
+                f"got {self.checkpoint_every!r}"
+            )
+        return (math.inf, int(count)) if unit == "r" else (count * {"s": 1, "m": 60, "h": 3600}[unit], 0)
 
     @classmethod
     def checked(cls, values: Mapping[str, Any]) -> Settings:
@@ -204,6 +225,7 @@ class Settings:
             )
         if self.precision != "fp32" and self.dtype != "float32":
             raise SettingError(f"precision must be fp32 if dtype is float64, got {self.precision!r}")
+        _ = self.checkpoint_interval
         for setting in TABLES:
             for name in getattr(self, setting):
                 if not isinstance(name, str):

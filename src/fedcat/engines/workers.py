@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcat.core.interrupt import SIGNALS
 from fedcat.engines.base import Engine, Job
 from fedcat.engines.batch_order import steps_of
 from fedcat.protocol.hop import Hop
@@ -98,7 +99,7 @@ class WorkersEngine(Engine):
         """Stop the processes."""
         for process, pipe in self._workers:
             pipe.close()
-            process.terminate()
+            process.kill()
             process.join()
         self._workers.clear()
         self._tasks.clear()
@@ -186,8 +187,9 @@ def _gone(process: BaseProcess) -> RuntimeError:
 
 
 def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks: dict[str, Task]) -> None:
-    """Train the requested hops until the parent process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Train the requested hops until the parent process ends; signals are for the parent, which ends its round."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     for other in others:
         other.close()
     torch.set_num_threads(1)

@@ -9,6 +9,7 @@ from typing import Any
 from fedcat.core.errors import SettingError
 from fedcat.core.options import arguments
 from fedcat.core.registry import Registry, accepts_call
+from fedcat.methods import robust
 from fedcat.methods.base import Context, Method, declared
 from fedcat.methods.clusamp import CluSamp
 from fedcat.methods.cyclic import Cyclic
@@ -60,4 +61,4 @@ def make_method(name: str, factory: Factory, context: Context, options: Mapping[
     return made
 
 
-__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "declared", "make_method"]
+__all__ = ["METHODS", "Context", "Factory", "FedAvg", "FedCat", "Method", "declared", "make_method", "robust"]

@@ -17,7 +17,15 @@ from fedcat.methods.average import weighted_mean
 
 
 class Aggregator(ABC):
-    """Reduces rows to one. A function of the same parameters will do unless it has state."""
+    """Reduces rows to one. A function of the same parameters will do unless it has state.
+
+    Attributes
+    ----------
+    parameter_size : int or None
+        How many of a row's numbers are parameters, the first ones; the method sets it. None: all.
+    """
+
+    parameter_size: int | None = None
 
     @abstractmethod
     def aggregate(self, rows: Tensor, weights: Sequence[float], start: Tensor) -> Tensor:

@@ -160,6 +160,7 @@ class Method(ABC):
         choice, name = context.server_optimizer, type(self).__name__
         self.server_optimizer = choice.make(self.default_server_optimizer, name)
         self.aggregator = context.aggregator or FunctionAggregator(mean)
+        self.aggregator.parameter_size = context.layout.parameter_size
         self.average = None if context.average is None else RunningAverage(context.average)
         self.outstanding = Outstanding()
 

@@ -44,6 +44,12 @@ class Callback:
     def on_round(self, run: Run, record: Record) -> None:
         """After each round."""
 
+    def on_close(self, run: Run) -> None:
+        """After the last round, before it is evaluated and recorded: from here, more rounds can follow.
+
+        The method has not yet aggregated what is left over, such as a cycle of FedCat's that is not complete.
+        """
+
     def on_end(self, run: Run) -> None:
         """When the run has ended; ``run.status`` says how."""
 

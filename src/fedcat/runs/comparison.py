@@ -18,10 +18,11 @@ from fedcat.core.errors import SettingError
 from fedcat.core.text import json_text, plural
 from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import CallbackPart
-from fedcat.runs.folder import COMPARISON, check_free, claim, unclaim, write_text
+from fedcat.runs.folder import COMPARISON, SETTINGS, check_free, claim, unclaim, write_text
 from fedcat.runs.result import Result
+from fedcat.runs.resume import Resumed, build_again, read_plan
 from fedcat.runs.run import Run
-from fedcat.runs.runner import execute
+from fedcat.runs.runner import execute, stored_result
 
 FIGURES = ("best", "last_five", "final")
 LONG = 100
@@ -163,6 +164,17 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
 class Comparison:
     """A comparison that is ready to run.
 
+    Attributes
+    ----------
+    labels, seeds : list
+        The labels of its variants, and the seeds of each.
+    runs : list of Run
+        The runs, variant by variant.
+    out : Path or None
+        Where it is written.
+    unwritten : str
+        Why the table of a comparison that has run could not be written; empty if it was.
+
     Parameters
     ----------
     methods : sequence
@@ -181,6 +193,8 @@ class Comparison:
         Settings of all runs.
     """
 
+    unwritten: str = ""
+
     def __init__(
         self,
         methods: Sequence[Any],
@@ -198,20 +212,44 @@ class Comparison:
         file = SettingsFile.read(settings, trust, {**given, "method": list(methods)})
         self.seeds = _seeds(seeds, given.get("seed", file.layer.get("seed", 0)))
         self.out = None if out is None else Path(out)
-        self.unwritten = ""
-        """Why the table of a comparison that has run could not be written; empty if it was."""
         if self.out is not None:
             check_free(self.out)
         found, below, self._notes = variants(methods, sweep or {}, given, file)
         builder = Builder()
         self.labels: list[str] = []
         self.runs: list[Run] = []
+        self.resumed: list[Resumed] = []
         for label, _ in found:
             again = sum(label == known.rpartition(" #")[0] or label == known for known in self.labels)
             self.labels.append(f"{label} #{again + 1}" if again else label)
         for stem, (_, chosen) in zip(_file_names(self.labels), found, strict=True):
             given_seeds = [({**chosen, "seed": seed}, f"{stem}-seed{seed}") for seed in self.seeds]
             self.runs += [builder.build(settings, below, name) for settings, name in given_seeds]
+
+    @classmethod
+    def resume(cls, out: str | Path, trust: bool = False, **given: Any) -> Comparison:
+        """Return the comparison of a directory, ready to go on; hold the directory meanwhile, see `holding`.
+
+        Runs that are complete are not run again. See `fedcat.resume` for the parameters.
+        """
+        comparison = cls.__new__(cls)
+        path, builder = Path(out), Builder()
+        plan = read_plan(path)
+        comparison.out, comparison._notes = path, []
+        comparison.labels = [label for label, _ in plan]
+        comparison.seeds = [seed for seed, _ in plan[0][1]]
+        comparison.resumed = [build_again(builder, folder, given, trust) for _, runs in plan for _, folder in runs]
+        comparison.runs = [one.run for one in comparison.resumed]
+        return comparison
+
+    @property
+    def pending(self) -> list[Run]:
+        """The runs that are not complete."""
+        return [one.run for one in self.resumed if not one.complete] if self.resumed else self.runs
+
+    def label_of(self, run: Run) -> str:
+        """Return the label of a run's variant."""
+        return self.labels[self.runs.index(run) // len(self.seeds)]
 
     @property
     def notes(self) -> list[str]:
@@ -246,18 +284,33 @@ class Comparison:
         """
         if self.out is None:
             return self._variants(execute(self.runs, None, callbacks))
-        made = claim(self.out, COMPARISON, "[]\n")
-        try:
-            found = self._variants(execute(self.runs, [self.out / run.name for run in self.runs], callbacks))
-        except BaseException:
-            unclaim(made, self.out / COMPARISON)
-            raise
+        found = self._variants(self._resume(callbacks) if self.resumed else self._begin(self.out, callbacks))
         lines = json_text([one.as_dict(found[0]) for one in found], indent=2)
         try:
             write_text(self.out / COMPARISON, lines + "\n")
         except OSError as error:
             self.unwritten = f"the table is not written: {str(self.out)!r} cannot be written: {error.strerror}"
         return found
+
+    def _begin(self, out: Path, callbacks: Sequence[CallbackPart]) -> list[Result]:
+        """Execute the runs in directories of their own; until they are finished, the table lists only them."""
+        folders = iter(self.runs)
+        plan = [
+            {"label": label, "runs": [{"seed": seed, "folder": next(folders).name} for seed in self.seeds]}
+            for label in self.labels
+        ]
+        made = claim(out, COMPARISON, json_text(plan, indent=2) + "\n")
+        try:
+            return execute(self.runs, [out / run.name for run in self.runs], callbacks, hold=out)
+        except BaseException:
+            unclaim(made, *([] if any(out.glob(f"*/{SETTINGS}")) else [out / COMPARISON]))
+            raise
+
+    def _resume(self, callbacks: Sequence[CallbackPart]) -> list[Result]:
+        """Execute the runs that are not complete, and read the others."""
+        left = [one for one in self.resumed if not one.complete]
+        found = iter(execute([one.run for one in left], left, callbacks))
+        return [stored_result(one) if one.complete else next(found) for one in self.resumed]
 
     def _variants(self, results: Sequence[Result]) -> list[VariantResult]:
         size = len(self.seeds)

@@ -91,11 +91,16 @@ class Driver:
                 engine.forget()
 
     def start(self) -> None:
-        """Tell the callbacks that the runs start; the first step does so otherwise."""
+        """Tell the callbacks that the runs start, and record what restored ones have completed.
+
+        The first step does so otherwise.
+        """
         if not self._started:
             self._started = True
             for run in self.runs.values():
                 run.tell("on_start")
+            while self._record():
+                pass
 
     def step(self) -> None:
         """Collect replies once from every engine; with a barrier, that is a round of at least one of its runs.

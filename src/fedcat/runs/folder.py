@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedcat.core.errors import SettingError
-from fedcat.core.files import replacing
+from fedcat.core.files import replacing, save_tensors
 from fedcat.core.text import json_text
 from fedcat.models.layout import Layout
 from fedcat.runs.callbacks import Callback
@@ -97,27 +96,44 @@ class RunFolder(Callback):
     """The directory of one run, written during the run.
 
     A directory that can no longer be written, because it was removed or the disk is full, does not stop the run:
-    `trouble` says why, and what is missing is written later if that becomes possible.
+    a warning and `trouble` say why, and what is missing is written later if that becomes possible.
 
     Parameters
     ----------
     path : Path
-        The directory; it must be missing or empty.
+        The directory; it must be missing or empty, unless it is reopened.
     settings : str
         The settings as TOML.
+    reopen : bool
+        Whether the directory is that of a run that goes on: its files are left as they are until the run starts.
     """
 
     keeps_history = True
 
-    def __init__(self, path: Path, settings: str) -> None:
-        self.path = path
+    def __init__(self, path: Path, settings: str, reopen: bool = False) -> None:
+        self.path, self.settings = path, settings
         self._bytes = (0, 0, 0)  # down, up and of evaluation, that are written
         self.trouble = ""
-        self._made = claim(path, SETTINGS, settings)
         self._written = (0, 0, 0)  # rounds, and the bytes that they take in the two files
+        self._made = None if reopen else claim(path, SETTINGS, settings)
+        if self._made is not None:
+            self._cut_back()
+
+    def on_start(self, run: Run) -> None:
+        """In a directory that was reopened, drop what lies behind the rounds that the run goes on from."""
+        if self._made is not None:
+            return
         with self._noting_trouble():
-            self._put(TRAFFIC, 0, COLUMNS)
-            self._put(HISTORY, 0, "")
+            if (self.path / SETTINGS).read_text(encoding="utf-8") != self.settings:
+                write_text(self.path / SETTINGS, self.settings)
+            (self.path / SUMMARY).unlink(missing_ok=True)
+        self._cut_back()
+
+    def _cut_back(self) -> None:
+        _, traffic, history = self._written
+        with self._noting_trouble():
+            self._put(TRAFFIC, traffic, "" if traffic else COLUMNS)
+            self._put(HISTORY, history, "")
 
     @property
     def rounds(self) -> int:
@@ -163,12 +179,10 @@ class RunFolder(Callback):
         return {"written": list(self._written), "bytes": list(self._bytes)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore from `state`: what lies behind in the files is overwritten."""
+        """Restore from `state`: what lies behind in the files is dropped when the run starts."""
+        check_written(self.path, state)
         rounds, traffic, history = state["written"]
         down, up, evaluation = state["bytes"]
-        for name, end in ((TRAFFIC, traffic), (HISTORY, history)):
-            if (self.path / name).stat().st_size < end:
-                raise SettingError(f"{str(self.path / name)!r} is shorter than the state says: it is of another run")
         self._written, self._bytes = (rounds, traffic, history), (down, up, evaluation)
 
     def add(self, record: Record) -> bool:
@@ -218,11 +232,18 @@ class RunFolder(Callback):
         try:
             yield
         except OSError as error:
-            self.trouble = f"{str(self.path)!r} cannot be written: {error.strerror or error}"
+            before, self.trouble = self.trouble, f"{str(self.path)!r} cannot be written: {error.strerror or error}"
+            if not before:
+                warnings.warn(f"{self.trouble}; the run goes on, and writes what is missing if it can", stacklevel=4)
 
     def discard(self) -> None:
-        """Remove the files and the directories created for a run that could not start."""
-        unclaim(self._made, *(self.path / name for name in (SETTINGS, HISTORY, TRAFFIC)))
+        """Remove the files and the directories created for a run that could not start; a reopened one stays."""
+        if self._made is not None:
+            unclaim(self._made, *(self.path / name for name in (SETTINGS, HISTORY, TRAFFIC)))
+
+    def sweep(self) -> None:
+        """Remove the directories that were made and are empty, once the lock of a run that could not start is gone."""
+        unclaim(self._made or [])
 
     def finish(
         self,
@@ -233,10 +254,18 @@ class RunFolder(Callback):
         """Write the models (the global one and others by name), the clients and, last, the summary."""
         with self._noting_trouble():
             for name, tensors in models.items():
-                save_model(model_path(self.path, name), tensors)
+                save_tensors(model_path(self.path, name), tensors)
             if clients is not None:
                 write_text(self.path / CLIENTS, json_text(clients, indent=1) + "\n")
             write_text(self.path / SUMMARY, json_text(summary.as_dict(), indent=2) + "\n")
+
+
+def check_written(path: Path, state: Mapping[str, Any]) -> None:
+    """Raise a `SettingError` if a run's files hold less than the state of its `RunFolder` says."""
+    _, *ends = state["written"]
+    for name, end in zip((TRAFFIC, HISTORY), ends, strict=True):
+        if not (path / name).is_file() or (path / name).stat().st_size < end:
+            raise SettingError(f"{str(path / name)!r} is missing or shorter than the state says")
 
 
 def model_path(folder: Path, name: str = "global") -> Path:
@@ -253,15 +282,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def save_model(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write named tensors as safetensors, atomically."""
-    with replacing(path) as temporary:
-        try:
-            save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary)
-        except SafetensorError as error:  # as an error of the operating system, such as a full disk, which it wraps
-            raise OSError(re.sub(r".*I/O error: (.*?)( at path.*)?$", r"\1", str(error))) from error
 
 
 def model_tensors(layout: Layout, row: Tensor) -> dict[str, Tensor]:
@@ -293,7 +313,15 @@ def read_summary(folder: Path) -> RunSummary:
     return RunSummary.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def read_history(folder: Path) -> list[Record]:
-    """Read a run's history; a last line that a killed process cut short is left out."""
-    lines = (folder / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
-    return [Record.from_dict(json.loads(line)) for line in lines if line.endswith("\n")]
+def read_clients(folder: Path) -> list[dict[str, Any]] | None:
+    """Read the final model's metrics on each client, if there are any."""
+    path = folder / CLIENTS
+    found: list[dict[str, Any]] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return found
+
+
+def read_history(folder: Path, rounds: int | None = None) -> list[Record]:
+    """Read a run's history, or its first `rounds`; a last line that a killed process cut short is left out."""
+    with (folder / HISTORY).open(encoding="utf-8") as file:
+        lines = itertools.islice(file, rounds)
+        return [Record.from_dict(json.loads(line)) for line in lines if line.endswith("\n")]

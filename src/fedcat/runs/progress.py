@@ -37,6 +37,7 @@ class ProgressDisplay(Callback):
         self._behind = {run.name: 0 for run in runs if run.rounds == self.rounds}
         self._scores: dict[str, float] = {}
         self.done = 0
+        self._first = 0
         self._bar_width = 24 if console.width >= 100 else 10
         self._begin = time.perf_counter()
         self._bar: Progress | None = None
@@ -45,6 +46,9 @@ class ProgressDisplay(Callback):
     def on_start(self, run: Run) -> None:
         """Show the bar when the first run starts."""
         self._monitor = run.monitor
+        if run.resumed and run.name in self._behind:
+            self._behind[run.name] = len(run.history)
+            self.done = self._first = min(self._behind.values())
         if self._bar is None and self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("round"),
@@ -99,7 +103,7 @@ class ProgressDisplay(Callback):
 
     def _speed(self) -> str:
         """Return the rounds per second, or the seconds of a slow round, and the time left."""
-        seconds = max(1e-9, time.perf_counter() - self._begin) / self.done
+        seconds = max(1e-9, time.perf_counter() - self._begin) / (self.done - self._first)
         left = timedelta(seconds=round(seconds * (self.rounds - self.done)))
         speed = f"{1 / seconds:.1f} rounds/s" if seconds < 10 else f"{seconds:.0f} s/round"
         return f"{speed}  {left} left"

@@ -149,6 +149,7 @@ class Run(Lifecycle):
         if not self.behind:
             return {}
         if number == self.rounds and not self._closed:
+            self.tell("on_close")
             self.method.close()
             self._closed = True
         if number < self.rounds and number % self.settings.evaluation_interval:

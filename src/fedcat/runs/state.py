@@ -1,7 +1,11 @@
-"""The codec of states: tables of plain values and tensors, as one safetensors file with JSON in its header."""
+"""The codec of states: tables of plain values and tensors, as one safetensors file with JSON in its header.
+
+The header also holds a checksum of everything else, so that a damaged file is not taken for a state.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -11,24 +15,29 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedcat.core.errors import SettingError
-from fedcat.core.files import replacing
+from fedcat.core.files import save_tensors
 
 MARK = "$"
 """What the keys of encoded values begin with; a state's own keys must not."""
 
 
-def encode(state: Any) -> tuple[Any, dict[str, Tensor]]:
+Encoded = tuple[Any, dict[str, Tensor]]
+"""A state as JSON values, and the tensors in it, on the CPU."""
+
+
+def encode(state: Any, copy: bool = True) -> Encoded:
     """Return a state as JSON values and the tensors in it; raise a `TypeError` for a type that is not known.
 
     Known are None, bool, int, float, str, list, dict with strings as keys, tensors and NumPy arrays. Tuples, other
-    mappings and other keys would come back as something else, so they are refused.
+    mappings and other keys would come back as something else, so they are refused. Without `copy`, tensors on the CPU
+    are those of the state.
     """
     tensors: dict[str, Tensor] = {}
-    return _encoded(state, "state", tensors), tensors
+    plain = _encoded(state, "state", tensors)
+    return plain, {name: tensor.clone() for name, tensor in tensors.items()} if copy else tensors
 
 
 def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | str | None = None) -> Any:
@@ -51,20 +60,38 @@ def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | str
 
 def save_state(path: Path, state: Any) -> None:
     """Write a state to a file, atomically."""
-    plain, tensors = encode(state)
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"state": json.dumps(plain, allow_nan=False)})
+    write_encoded(path, encode(state))
+
+
+def write_encoded(path: Path, encoded: Encoded, keep: Path | None = None) -> None:
+    """Write an encoded state to a file, atomically; what the file was before becomes `keep`, if one is named."""
+    plain, tensors = encoded
+    text = json.dumps(plain, allow_nan=False)
+    save_tensors(path, tensors, {"state": text, "sha256": _checksum(text, tensors)}, keep)
 
 
 def load_state(path: Path, device: torch.device | str | None = None) -> Any:
     """Read a state from a file; tensors that were on a GPU are put on `device`, by default on the GPU."""
     try:
         with safe_open(path, "pt") as file:
-            plain = json.loads((file.metadata() or {})["state"])
+            metadata = file.metadata() or {}
+            text, expected = metadata["state"], metadata["sha256"]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        return decode(plain, tensors, device)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise SettingError(f"{str(path)!r} is not a state that fedcat wrote: {error}") from error
+        if _checksum(text, tensors) != expected:
+            raise ValueError("its checksum is wrong")
+        return decode(json.loads(text), tensors, device)
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise SettingError(f"{str(path)!r} is damaged, or not a state that fedcat wrote: {why}") from error
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a state's JSON and of its tensors: names, types, shapes and bytes."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1, 1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _encoded(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
@@ -76,7 +103,7 @@ def _encoded(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return [_encoded(part, f"{place}[{i}]", tensors) for i, part in enumerate(value)]
     if isinstance(value, Tensor):
         name = str(len(tensors))
-        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # safetensors shares nothing
+        tensors[name] = value.detach().cpu()
         return {f"{MARK}tensor": name, "device": value.device.type}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         name = str(len(tensors))

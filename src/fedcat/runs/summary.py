@@ -224,14 +224,19 @@ def summarize(run: Run) -> RunSummary:
         classes=federation.classes,
         outputs=federation.outputs,
         partition_hash=federation.hash,
-        versions={
-            "fedcat": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        versions=versions(),
         notes=run.notes,
     )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run's bits may depend on."""
+    return {
+        "fedcat": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def figures_of(history: Sequence[Record], metrics: Mapping[str, Metric]) -> dict[str, dict[str, Figures]]:

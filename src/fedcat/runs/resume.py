@@ -1,0 +1,210 @@
+"""Resuming: builds a run again from its directory and lets it go on from its last good checkpoint."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedcat.config.layers import LISTS, REGISTRIES, SettingsFile, as_layer, flat
+from fedcat.config.settings import Settings
+from fedcat.config.toml import read_toml
+from fedcat.core.device import find_device
+from fedcat.core.errors import SettingError, unknown_name
+from fedcat.core.files import locked
+from fedcat.runs.build import Builder
+from fedcat.runs.checkpoint import Saved, newest
+from fedcat.runs.folder import COMPARISON, SETTINGS, SUMMARY, RunFolder, read_history, read_summary
+from fedcat.runs.run import Run
+from fedcat.runs.summary import versions
+
+PARTS = (*REGISTRIES, *LISTS)
+"""Settings that name parts: they may be named again, so that they can be imported or are objects."""
+FREE = ("rounds", "checkpoint_every", "data_dir", "memory", "device", "threads", "workers")
+"""Settings that may change when a run goes on."""
+PINNED = ("device", "engine", "exact", "threads", "workers")
+"""Settings that a run takes from its checkpoint if they were left open: the same bits need the same decisions."""
+COMPLETE = ("finished", "untrained")
+"""How a run ends that has nothing left to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Resumed:
+    """A run that is built again.
+
+    Attributes
+    ----------
+    run : Run
+        The run, not yet restored.
+    path : Path
+        Its directory.
+    settings : str
+        Its settings as they are written from now on.
+    saved : Saved or None
+        The checkpoint that it goes on from; None if it begins again.
+    complete : bool
+        Whether there is nothing left to do.
+    """
+
+    run: Run
+    path: Path
+    settings: str
+    saved: Saved | None
+    complete: bool
+
+    def open(self) -> RunFolder:
+        """Return the run's directory, ready to be written on."""
+        return RunFolder(self.path, self.settings, reopen=True)
+
+    def restore(self) -> None:
+        """Put the run, whose callbacks are complete, into the state that was saved."""
+        if self.saved is None:
+            self.run.late_notes.append("it had no checkpoint yet, and was begun again")
+            return
+        try:
+            self.run.restore(self.saved.state, _history(self.path, self.saved.state["rounds"]))
+            self.run.check_row()
+        except SettingError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            raise SettingError(f"the checkpoint of {str(self.path)!r} does not fit its run: {error!r}") from error
+        self.run.late_notes.append(f"resumed after round {len(self.run.history)}")
+
+
+def _history(path: Path, rounds: int) -> list[Any]:
+    try:
+        return read_history(path, rounds)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"the history of {str(path)!r} cannot be read: {error!r}") from error
+
+
+def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: bool = False) -> Resumed:
+    """Build the run of a directory again.
+
+    Parameters
+    ----------
+    builder : Builder
+        What builds it; one for all runs of a comparison.
+    path : Path
+        The run's directory.
+    given : mapping
+        Those of `FREE` that change, and parts that the user names again.
+    trust : bool
+        Whether to import what the directory names as ``module:attribute``.
+    """
+    for name in given:
+        if name not in (*FREE, *PARTS):
+            if name in Settings.__dataclass_fields__:
+                raise SettingError(f"{name} cannot change when a run is resumed: only {', '.join(FREE)} can")
+            raise unknown_name("setting", name, (*FREE, *PARTS))
+    stored = _stored(path)
+    saved, notes = newest(path, str(given["device"]) if "device" in given else None)
+    status, rounds = _ended(path)
+    if saved is None and status:
+        raise SettingError(f"run {str(path)!r} cannot be resumed: it has ended ({status}) and left no checkpoint")
+    if saved is None and stored.get("checkpoint_every") == "never":
+        raise SettingError(f"run {str(path)!r} cannot be resumed: it was run with checkpoint_every 'never'")
+    pinned = {} if saved is None else _pinned(stored, saved, given)
+    file = SettingsFile.read(path / SETTINGS, trust, given)
+    layer = {**file.layer, **as_layer({name: value for name, value in given.items() if name in PARTS})}
+    changes = {name: value for name, value in given.items() if name not in PARTS}
+    run = builder.build({**pinned, **changes}, SettingsFile(file.name, layer), _name(path, saved))
+    left_open = {name: stored.get(name, getattr(Settings, name)) for name in pinned}
+    run.settings = replace(run.settings, **left_open)
+    _check_same(path, saved.settings if saved else stored, run.settings)
+    if saved is not None:
+        _check_rounds(saved.settings, run.settings)
+        notes += _warnings(saved, run)
+        if saved.decisions.get("engine") == run.decisions.engine:
+            run.decisions = replace(run.decisions, reason=str(saved.decisions.get("reason")))
+    run.early_notes = (*run.early_notes, *notes)
+    complete = status in COMPLETE and rounds == run.settings.rounds
+    return Resumed(run, path, run.settings.toml(), saved, complete)
+
+
+def _name(path: Path, saved: Saved | None) -> str:
+    return path.name if saved is None else str(saved.state.get("run", path.name))
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """Return the settings of a run's directory."""
+    if not (path / SETTINGS).is_file():
+        raise SettingError(f"directory {str(path)!r} holds no run that could be resumed: {SETTINGS} is missing")
+    return read_toml(path / SETTINGS)
+
+
+def _ended(path: Path) -> tuple[str, int]:
+    """Return how a run has ended and after how many rounds; an empty text if it has not."""
+    if not (path / SUMMARY).exists():
+        return "", 0
+    summary = read_summary(path)
+    return summary.status, summary.rounds
+
+
+def _pinned(stored: Mapping[str, Any], saved: Saved, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the decisions that a run was made with, for settings that were left open."""
+    found = {n: saved.decisions.get(n) for n in PINNED if n not in given and stored.get(n) in (None, "auto")}
+    if "device" in found:
+        try:
+            find_device(str(found["device"]))
+        except SettingError:  # a GPU that is not here
+            del found["device"]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _check_same(path: Path, before: Mapping[str, Any], settings: Settings) -> None:
+    """Raise a `SettingError` with both values if a setting is not what it was."""
+    old, new = flat(before), flat(tomllib.loads(settings.toml()))
+    names = [n for n in dict.fromkeys([*old, *new]) if n not in (*FREE, *PINNED) and old.get(n) != new.get(n)]
+    if names:
+        both = "; ".join(f"{n} was {old.get(n, 'not set')!r} and is {new.get(n, 'not set')!r}" for n in names)
+        raise SettingError(f"run {str(path)!r} cannot be resumed with other settings: {both}")
+
+
+def _check_rounds(before: Mapping[str, Any], settings: Settings) -> None:
+    """Raise a `SettingError` if the number of rounds is not one that the run can go on to."""
+    if settings.rounds < before["rounds"]:
+        raise SettingError(f"rounds can be raised, not lowered: they were {before['rounds']}, got {settings.rounds}")
+    if settings.rounds > before["rounds"] and settings.lr_schedule == "cosine":
+        raised = f"from {before['rounds']} to {settings.rounds}"
+        raise SettingError(f"rounds cannot be raised {raised}: the lr_schedule 'cosine' depends on their number")
+
+
+def _warnings(saved: Saved, run: Run) -> list[str]:
+    """Return notes about what has changed since the checkpoint and may change bits."""
+    now = {**versions(), **{name: asdict(run.decisions)[name] for name in PINNED}}
+    before = {**saved.versions, **saved.decisions}
+    changed = [
+        f"{name} was {before.get(name)}, now {value}" for name, value in now.items() if before.get(name) != value
+    ]
+    return [f"the numbers may differ from those of an uninterrupted run: {', '.join(changed)}"] if changed else []
+
+
+@contextmanager
+def holding(path: Path) -> Iterator[None]:
+    """Hold the directory of a run or of a comparison; of a run in a comparison, that of the comparison."""
+    if not path.is_dir():
+        raise SettingError(f"directory {str(path)!r} does not exist")
+    parent = path.absolute().parent
+    with locked(parent if (parent / COMPARISON).exists() else path):
+        yield
+
+
+def read_plan(path: Path) -> list[tuple[str, list[tuple[int, Path]]]]:
+    """Return the labels of a comparison's variants, each with its seeds and the directories of its runs."""
+    try:
+        lines = json.loads((path / COMPARISON).read_text(encoding="utf-8"))
+        found = [
+            (str(line["label"]), [(int(r["seed"]), path / str(r["folder"])) for r in line["runs"]]) for line in lines
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{str(path / COMPARISON)!r} is damaged: {error!r}") from error
+    if not found or any(not runs for _, runs in found) or len({tuple(s for s, _ in runs) for _, runs in found}) > 1:
+        raise SettingError(f"{str(path / COMPARISON)!r} is damaged: it must list labels with the same seeds")
+    if any(folder.parent != path or folder.name == ".." for _, runs in found for _, folder in runs):
+        raise SettingError(f"{str(path / COMPARISON)!r} is damaged: it names a directory that is not its own")
+    return found
