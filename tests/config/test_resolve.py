@@ -340,7 +340,7 @@ def test_options_of_the_method_lie_over_its_table_and_other_tables_stay():
     file = {"options": {"fedprox": {"mu": 0.5}, "fedcat": {"epsilon": 0.1, "lambda": 2.0}}}
     found = settings_of({"method": "fedcat", "method_options": {"epsilon": 0.9}}, file).options
     assert found["fedprox"] == {"mu": 0.5}
-    assert found["fedcat"] == {"grouping": True, "concatenation": True, "epsilon": 0.9, "lambda": 2.0}
+    assert found["fedcat"] == {"grouping": True, "concatenation": True, "epsilon": 0.9, "lambda": 2.0, "retry": 0}
     assert settings_of({"method": "fedprox"}, file).options["fedprox"] == {"mu": 0.5, "weighting": "samples"}
 
 

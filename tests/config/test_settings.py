@@ -97,7 +97,18 @@ def test_the_defaults():
         "momentum": 0.5,
         "weight_decay": 0.0,
         "clip": None,
+        "dropout": 0.0,
+        "straggler": "",
+        "deadline": None,
+        "step_seconds": 0.01,
+        "bandwidth": 1.0,
+        "corrupt": 0.0,
+        "corrupt_kinds": [],
+        "flip": 0.0,
         "bound": None,
+        "guard": False,
+        "ban_after": None,
+        "on_collapse": "warn",
         "aggregator": "",
         "server_optimizer": "",
         "average": None,
@@ -131,9 +142,11 @@ def test_the_defaults():
 
 
 COUNTS = ("min_samples", "partition_tries", "clients", "rounds", "epochs", "batch_size", "lr_every", "evaluate_every")
+CLOCK = ("deadline", "step_seconds", "bandwidth")
 BOUNDS = [
-    *((name, [1, 100], [0, -1]) for name in (*COUNTS, "per_round", "threads", "workers")),
-    *((name, [1e-9, 5.0], [0.0, -1.0]) for name in ("lr", "clip", "bound", "memory")),
+    *((name, [1, 100], [0, -1]) for name in (*COUNTS, "per_round", "threads", "workers", "ban_after")),
+    *((name, [1e-9, 5.0], [0.0, -1.0]) for name in ("lr", "clip", "bound", "memory", *CLOCK)),
+    *((name, [0.0, 1.0], [-1e-9, 1.001]) for name in ("dropout", "corrupt", "flip")),
     *((name, [0.0, 5.0], [-1e-9]) for name in ("lr_decay", "weight_decay")),
     *((name, [0.0, 0.999], [-1e-9, 1.0]) for name in ("momentum", "average", "client_test", "validation")),
     ("fraction", [1e-9, 1.0], [0.0, 1.001]),
@@ -253,3 +266,20 @@ def test_how_often_checkpoints_are_written(text, interval):
 def test_what_is_no_interval(text):
     with pytest.raises(SettingError, match=f"checkpoint_every must be a time such as 60s, .* got {text!r}"):
         Settings.checked({"checkpoint_every": text})
+
+
+def test_slow_clients():
+    assert Settings.checked({"straggler": "0.25,4"}).slow_clients == (0.25, 4.0)
+    assert Settings().slow_clients == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("text", ["0.2", "0.2,5,1", "2,5", "-0.1,5", "0.2,0.5", "0.2,inf", "nan,2", "a,b", ","])
+def test_what_is_no_share_of_slow_clients(text):
+    with pytest.raises(SettingError, match="straggler must be a share from 0 to 1 and a factor of at least 1, such as"):
+        Settings.checked({"straggler": text})
+
+
+def test_kinds_of_corruption():
+    assert Settings.checked({"corrupt_kinds": ["nan", "repeated"]}).corrupt_kinds == ["nan", "repeated"]
+    with pytest.raises(SettingError, match="unknown corrupt_kinds 'man': did you mean 'nan'"):
+        Settings.checked({"corrupt_kinds": ["man"]})

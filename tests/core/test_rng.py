@@ -40,6 +40,9 @@ def test_the_numbers_of_the_purposes_are_a_file_format():
         "WRITERS": 10,
         "HOLD_OUT": 11,
         "AUGMENT": 12,
+        "FAULT": 13,
+        "TRAITS": 14,
+        "RETRY": 15,
     }
 
 

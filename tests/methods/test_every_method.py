@@ -227,7 +227,8 @@ def test_a_restored_method_goes_on_with_its_server_optimizer_and_its_average(nam
 
 
 def test_the_options_of_every_method_and_their_defaults():
-    weighting, cat = {"weighting": "samples"}, {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0}
+    weighting = {"weighting": "samples"}
+    cat = {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0, "retry": 0}
     found = {name: options_of(METHODS.get(name)) for name in NAMES if name != "fedgen"}
     assert found == {
         "clusamp": {"similarity": "cosine"},

@@ -296,7 +296,7 @@ def test_the_ablations_are_fedcat_with_one_part_each():
 
 
 def test_options_and_their_defaults():
-    known = {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0}
+    known = {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0, "retry": 0}
     assert options_of(FedCat) == known
     method = FedCat(context(k=3))
     assert (method.selector.epsilon, method.selector.period, method.length) == (0.5, 3, 3)

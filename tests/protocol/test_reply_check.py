@@ -1,9 +1,17 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply, Status
 from fedcat.protocol.reply_check import ReplyCheck
+
+LAYOUT = SimpleNamespace(size=4, parameter_size=4, dtype=torch.float32)
+
+
+def anything(hop):
+    """Let a hop's reply upload what it wants."""
 
 
 def hop(copy=0, **more):
@@ -16,8 +24,8 @@ def good(copy=0, end=None, **more):
 
 @pytest.fixture
 def door():
-    made = ReplyCheck(4, torch.float32, bound=10.0)
-    made.expect([hop(0), hop(1)])
+    made = ReplyCheck(LAYOUT, bound=10.0)
+    made.expect([hop(0), hop(1)], anything)
     return made
 
 
@@ -35,6 +43,8 @@ def test_a_sound_reply_passes_as_it_is(door):
         (good(end=torch.ones(4, dtype=torch.float64)), "row of torch.float64"),
         (good(end=torch.tensor([1.0, 2.0, torch.nan, 0.0])), "not finite"),
         (good(end=torch.tensor([1.0, -torch.inf, 0.0, 0.0])), "not finite"),
+        (good(end=torch.tensor([1.0, 2e15, 0.0, 0.0])), "or above 1e+15"),
+        (good(end=torch.tensor([1.0, -2e15, 0.0, 0.0])), "or above 1e+15"),
         (good(uploads={"c": torch.tensor([torch.nan])}), "not finite"),
         (good(memory={"c": torch.tensor([torch.inf])}), "not finite"),
         (good(end=torch.full((4,), 6.0)), "an update of norm 12, above the bound 10"),
@@ -77,7 +87,7 @@ def test_what_comes_with_a_late_reply_is_left_out(door):
 def test_another_attempt_is_another_hop(door):
     again = Reply(HopId(0, 0, attempt=1), torch.ones(4), samples=5, steps=2)
     assert door.admit([again]) == []
-    door.expect([hop(attempt=1)])
+    door.expect([hop(attempt=1)], anything)
     assert [h.attempt for h, _ in door.admit([again, good(0)])] == [1, 0]
 
 
@@ -88,8 +98,8 @@ def test_bytes_are_those_of_the_row_and_of_what_travels_beside_it():
 
 
 def from_row(start, bound=5.0):
-    made = ReplyCheck(4, torch.float32, bound)
-    made.expect([Hop(round=0, client=3, start=start, epochs=1, lr=0.1)])
+    made = ReplyCheck(LAYOUT, bound)
+    made.expect([Hop(round=0, client=3, start=start, epochs=1, lr=0.1)], anything)
     return made
 
 
@@ -108,8 +118,10 @@ def test_an_update_as_long_as_the_bound_passes(size, bound, arrived):
 
 
 def test_each_update_is_measured_from_its_own_start():
-    made, starts = ReplyCheck(4, torch.float32, 5.0), [torch.full((4,), float(10 * i)) for i in range(3)]
-    made.expect([Hop(copy=i, round=0, client=i, start=start, epochs=1, lr=0.1) for i, start in enumerate(starts)])
+    made, starts = ReplyCheck(LAYOUT, 5.0), [torch.full((4,), float(10 * i)) for i in range(3)]
+    made.expect(
+        [Hop(copy=i, round=0, client=i, start=start, epochs=1, lr=0.1) for i, start in enumerate(starts)], anything
+    )
     found = made.admit([good(2, starts[2] + 1), good(0, starts[0] + 9), good(1, starts[1] - 1)])
     assert [(hop.copy, hop.client, reply.arrived) for hop, reply in found] == [
         (2, 2, True),
@@ -122,9 +134,9 @@ def test_each_update_is_measured_from_its_own_start():
 @pytest.mark.parametrize("place", ["end", "uploads", "memory"])
 def test_only_the_client_that_sent_the_bad_number_is_refused(which, place):
     """Among replies that bring several tensors each, and others that bring no row at all."""
-    made = ReplyCheck(4, torch.float32)
+    made = ReplyCheck(LAYOUT)
     hops = [Hop(copy=i, round=0, client=10 + i, start=torch.zeros(4), epochs=1, lr=0.1) for i in range(6)]
-    made.expect(hops)
+    made.expect(hops, anything)
     replies = []
     for i in range(4):
         parts = {"end": torch.ones(4), "uploads": torch.ones(3), "memory": torch.ones(2)}
@@ -137,7 +149,7 @@ def test_only_the_client_that_sent_the_bad_number_is_refused(which, place):
     found = made.admit(replies[::-1])
     assert [hop.id for hop, _ in found] == [reply.hop for reply in replies[::-1]]
     whys = {hop.client: reply.why for hop, reply in found if not reply.arrived}
-    assert whys.pop(10 + which) == "numbers that are not finite"
+    assert whys.pop(10 + which) == "numbers that are not finite, or above 1e+15"
     assert whys == {14: "gone", 15: "row of shape (3,), expected (4,)"}
 
 
@@ -152,15 +164,43 @@ def test_a_hop_that_was_refused_has_ended(door):
 
 
 def test_hops_that_are_expected_later_are_accepted_too(door):
-    door.expect([hop(2)])
+    door.expect([hop(2)], anything)
     assert [h.copy for h, _ in door.admit([good(2), good(1), good(0)])] == [2, 1, 0]
     assert door.admit([]) == []
 
 
 def test_what_an_engine_has_looked_at_is_not_read_again():
-    door = ReplyCheck(4, torch.float32)
-    door.expect([hop(copy) for copy in range(4)])
+    door = ReplyCheck(LAYOUT)
+    door.expect([hop(copy) for copy in range(4)], anything)
     nan = torch.tensor([1.0, torch.nan, 0.0, 0.0])
     replies = [good(0, finite=True), good(1, finite=False), good(2), good(3, nan)]
     found = [reply.status for _, reply in door.admit(replies)]
     assert found == [Status.ARRIVED, Status.REFUSED, Status.ARRIVED, Status.REFUSED]
+
+
+@pytest.mark.parametrize(
+    ("uploads", "why"),
+    [
+        ({"control": torch.ones(3)}, ""),
+        ({}, "uploads of nothing, expected control"),
+        ({"control": torch.ones(3), "more": torch.ones(1)}, "uploads of control, more, expected control"),
+        ({"contro1": torch.ones(3)}, "uploads of contro1, expected control"),
+        ({"control": torch.ones(4)}, "upload 'control' is torch.float32 of shape (4,), expected torch.float32 of"),
+        ({"control": torch.ones(3, dtype=torch.int64)}, "upload 'control' is torch.int64 of shape (3,), expected"),
+    ],
+)
+def test_uploads_have_the_names_shapes_and_types_that_the_method_expects(uploads, why):
+    made = ReplyCheck(LAYOUT)
+    made.expect([hop()], lambda hop: {"control": torch.zeros(3)})
+    ((_, reply),) = made.admit([good(uploads=uploads)])
+    assert reply.arrived == (not why)
+    assert why in reply.why
+
+
+def test_the_bound_leaves_running_statistics_out():
+    layout = SimpleNamespace(size=4, parameter_size=2, dtype=torch.float32)
+    for end, arrived in (([1.0, 1.0, 900.0, 900.0], True), ([9.0, 9.0, 0.0, 0.0], False)):
+        made = ReplyCheck(layout, 5.0)
+        made.expect([hop()], anything)
+        ((_, reply),) = made.admit([good(end=torch.tensor(end))])
+        assert reply.arrived == arrived

@@ -261,7 +261,8 @@ def test_a_datasets_own_defaults_are_checked():
 
 def test_options_are_written_with_their_defaults():
     settings = Builder().build({**SHORT, "method": "fedcat-dc", "options": {"fedcat-dc": {"epsilon": 0.1}}}).settings
-    assert settings.options == {"fedcat-dc": {"grouping": False, "concatenation": True, "epsilon": 0.1, "lambda": 1.0}}
+    options = {"grouping": False, "concatenation": True, "epsilon": 0.1, "lambda": 1.0, "retry": 0}
+    assert settings.options == {"fedcat-dc": options}
 
 
 def test_threads_are_as_before_after_a_run(monkeypatch):

@@ -113,7 +113,7 @@ def test_the_state_of_another_run_is_refused():
     state = simulate(FedAvg, FED, LAYOUT).state()
     with pytest.raises(SettingError, match="the state is of another run: its federation is"):
         simulate(FedAvg, federation([3, 9, 5, 12, 7, 5]), LAYOUT).restore(state)
-    with pytest.raises(SettingError, match="its version is 0, this one's 1"):
+    with pytest.raises(SettingError, match="its version is 0, this one's 2"):
         simulate(FedAvg, FED, LAYOUT).restore({**state, "version": 0})
     short = simulate(FedAvg, FED, LAYOUT)
     step(short)

@@ -129,7 +129,7 @@ def _parameter(name: str) -> inspect.Parameter:
         found = Settings.__dataclass_fields__[name]
         help, panel = found.metadata["help"], found.metadata["panel"]
         kind = value_type(name)
-        metavar = "NAME" if kind is str else "A,B" if kind is list else "NUMBER"
+        metavar = found.metadata["metavar"] or ("NAME" if kind is str else "A,B" if kind is list else "NUMBER")
         if kind is bool:
             help += " [off]" if found.default is False else ""
             choice = typer.Option(

@@ -18,7 +18,12 @@ from fedcat.report.files import check_plot
 from fedcat.runs.folder import COMPARISON, SUMMARY, read_history, read_summary
 from fedcat.runs.history import Record
 
-AGAINST = {"rounds": "round", "bytes": "training traffic, MB", "seconds": "seconds"}
+AGAINST = {
+    "rounds": "round",
+    "bytes": "training traffic, MB",
+    "seconds": "seconds",
+    "simulated": "seconds of the simulated clock",
+}
 """What a metric can be plotted against, and the labels of the axis."""
 
 out = Console(highlight=False, markup=False)
@@ -99,11 +104,15 @@ def _curve(label: str, seeds: Sequence[Points], like: Sequence[Record], against:
     rounds = [round for round in seeds[0] if all(round in seed for seed in seeds)]
     if not rounds:
         raise SettingError(f"{label} was never evaluated: there is nothing to plot")
-    places: Mapping[int, float] = {
-        r.round: {"rounds": float(r.round), "bytes": (r.up + r.down) / 1e6, "seconds": r.seconds}[against] for r in like
-    }
+    places = {record.round: _place(record, against) for record in like}
     values = [[scale * seed[round] for round in rounds] for seed in seeds]
     return Curve(label, [places[round] for round in rounds], values)
+
+
+def _place(record: Record, against: str) -> float:
+    """Return where a round stands on the axis."""
+    bytes, seconds, simulated = (record.up + record.down) / 1e6, record.seconds, record.simulated_seconds
+    return {"rounds": float(record.round), "bytes": bytes, "seconds": seconds, "simulated": simulated}[against]
 
 
 def _models(history: Sequence[Record], metric: str, against: str, scale: float) -> list[Curve]:

@@ -14,9 +14,11 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import TYPE_NAMES, Bounds, Typed
 from fedcat.core.precision import PRECISIONS
 from fedcat.engines import NAMES as ENGINES
+from fedcat.protocol.faults import KINDS, parse_straggler
 
 DTYPES = ("float32", "float64")
 SAMPLINGS = ("shuffle", "replacement")
+ON_COLLAPSE = ("warn", "stop", "restore")
 TABLES = (
     *("dataset_options", "partition_options", "optimizer_options", "aggregator_options", "server_options"),
     "options",
@@ -25,18 +27,25 @@ TABLES = (
 
 DATA, METHOD, SERVER = "Data", "Method", "Server"
 LOCAL, SCHEDULE, EVALUATION, MACHINE = "Local training", "Learning rate schedule", "Evaluation", "Machine"
+FAULTS, GUARDS = "Simulated faults", "Guards"
 
 POSITIVE = Bounds(above=0)
+SHARE = Bounds(at_least=0, at_most=1)
 COUNT = Bounds(at_least=1)
 AMOUNT = Bounds(at_least=1, at_most=10**9)
 SEED = Bounds(at_least=0, below=2**63)
 
 
 def _setting(
-    default: Any, panel: str, help: str, bounds: Bounds | None = None, choices: tuple[str, ...] | None = None
+    default: Any,
+    panel: str,
+    help: str,
+    bounds: Bounds | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str = "",
 ) -> Any:
     """Declare a setting: its default, the panel of ``--help`` that shows it, a line of help, and what is allowed."""
-    metadata = {"panel": panel, "help": help, "bounds": bounds, "choices": choices}
+    metadata = {"panel": panel, "help": help, "bounds": bounds, "choices": choices, "metavar": metavar}
     if isinstance(default, (list, dict)):
         return field(default_factory=type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -93,8 +102,34 @@ class Settings:
     )
     weight_decay: float = _setting(0.0, LOCAL, "weight decay of local training", Bounds(at_least=0))
     clip: float | None = _setting(None, LOCAL, "largest norm of a local gradient; default: no clipping", POSITIVE)
+    dropout: float = _setting(
+        0.0, FAULTS, "probability that a client gets the model and sends nothing back, each time it trains", SHARE
+    )
+    straggler: str = _setting(
+        "", FAULTS, "share of slow clients, and how many times as long they take: 0.2,5", metavar="SHARE,FACTOR"
+    )
+    deadline: float | None = _setting(
+        None, FAULTS, "simulated seconds after which a client's reply is too late; default: none is", POSITIVE
+    )
+    step_seconds: float = _setting(0.01, FAULTS, "simulated seconds per local step", POSITIVE)
+    bandwidth: float = _setting(1.0, FAULTS, "simulated MB per second of a client, in both directions", POSITIVE)
+    corrupt: float = _setting(0.0, FAULTS, "probability that a reply is corrupt", SHARE)
+    corrupt_kinds: list[str] = _setting([], FAULTS, f"how: {', '.join(KINDS)}; default: each equally often")
+    flip: float = _setting(0.0, FAULTS, "share of the clients that always turn the sign of their change", SHARE)
     bound: float | None = _setting(
-        None, SERVER, "largest norm of a client's update that the server accepts; default: any", POSITIVE
+        None, GUARDS, "largest norm of a client's update that the server accepts; default: any", POSITIVE
+    )
+    guard: bool = _setting(
+        False, GUARDS, "refuse clients whose updates point against the others', or are 10 times as long, hop by hop"
+    )
+    ban_after: int | None = _setting(
+        None, GUARDS, "refused replies after which a client is not selected any more; default: never", COUNT
+    )
+    on_collapse: str = _setting(
+        "warn",
+        GUARDS,
+        "if the model falls back to chance or is not finite: warn, stop, or restore (go back to the last good one)",
+        choices=ON_COLLAPSE,
     )
     aggregator: str = _setting(
         "", SERVER, "how models become one: mean, median, ... or module:function, see `fedcat methods`; default: mean"
@@ -165,6 +200,7 @@ class Settings:
         "60s",
         MACHINE,
         "how often to save the state that `fedcat resume` continues from: 60s, 5m, 2h, 10r (rounds) or never",
+        metavar="TIME",
     )
     dataset_options: dict[str, Any] = _setting({}, DATA, "options of the dataset")
     partition_options: dict[str, Any] = _setting({}, DATA, "options of the partition")
@@ -187,6 +223,17 @@ class Settings:
     def partition_seed(self) -> int:
         """The seed of the partition and of the dataset's own draws."""
         return self.seed if self.data_seed is None else self.data_seed
+
+    @property
+    def slow_clients(self) -> tuple[float, float]:
+        """The share of slow clients, and how many times as long they take."""
+        try:
+            return parse_straggler(self.straggler)
+        except ValueError:
+            raise SettingError(
+                f"straggler must be a share from 0 to 1 and a factor of at least 1, such as 0.2,5, "
+                f"got {self.straggler!r}"
+            ) from None
 
     @property
     def checkpoint_interval(self) -> tuple[float, int]:
@@ -225,7 +272,10 @@ class Settings:
             )
         if self.precision != "fp32" and self.dtype != "float32":
             raise SettingError(f"precision must be fp32 if dtype is float64, got {self.precision!r}")
-        _ = self.checkpoint_interval
+        _ = self.checkpoint_interval, self.slow_clients
+        for kind in self.corrupt_kinds:
+            if kind not in KINDS:
+                raise unknown_name("corrupt_kinds", kind, KINDS)
         for setting in TABLES:
             for name in getattr(self, setting):
                 if not isinstance(name, str):

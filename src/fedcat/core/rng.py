@@ -29,6 +29,9 @@ class Purpose(IntEnum):
     WRITERS = 10
     HOLD_OUT = 11
     AUGMENT = 12
+    FAULT = 13
+    TRAITS = 14
+    RETRY = 15
 
 
 def random_stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, visit: int = 0) -> np.random.Generator:

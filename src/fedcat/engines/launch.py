@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from fedcat.engines.batch_order import BatchOrder, augment_numbers, drawn_by, le
 from fedcat.engines.gradients.trials import StackSize
 from fedcat.engines.rule_rows import RuleRows
 from fedcat.protocol.local_rule import LocalRule
-from fedcat.protocol.reply import Reply
+from fedcat.protocol.reply import LARGEST, Reply
 
 THREADS = min(16, os.cpu_count() or 1)
 """Threads that draw random numbers for a GPU."""
@@ -147,7 +146,7 @@ class Trained:
         launch = self.launch
         step = _seconds(launch.begin, self.end) / int(launch.counts.sum())
         losses, largest = self._numbers.tolist()
-        given = (losses, [math.isfinite(value) for value in largest], step)
+        given = (losses, [value <= LARGEST for value in largest], step)
         pairs = zip(launch.rule_rows, self.finished, strict=True)
         found = [reply for rows, finished in pairs for reply in rows.replies(self.ends, finished, *given)]
         return [found[place] for place in np.argsort(launch.places)]

@@ -16,9 +16,10 @@ from fedcat.core.errors import SettingError
 from fedcat.core.registry import label_of
 from fedcat.methods.aggregation import Aggregator, FunctionAggregator, mean
 from fedcat.methods.average import RunningAverage
+from fedcat.methods.bans import Bans
 from fedcat.methods.selection import FunctionSelector, Selector, uniform
 from fedcat.methods.server_optimizer import ServerOptimizerChoice
-from fedcat.models.layout import Layout
+from fedcat.models.layout import Layout, Tensors
 from fedcat.models.metrics import ClientScores
 from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.local_rule import LocalRule
@@ -53,6 +54,8 @@ class Context:
         The server optimizer that the user chose, if any.
     average : float, optional
         The decay of an average of the model over rounds, if one is wanted.
+    ban_after : int, optional
+        The number of refused replies after which a client is not selected any more; None for never.
     blank : Tensor, optional
         One input of zeros, [1, ...], of the shape and type that the net takes.
     classes : int
@@ -72,6 +75,7 @@ class Context:
     aggregator: Aggregator | None = None
     server_optimizer: ServerOptimizerChoice = ServerOptimizerChoice()
     average: float | None = None
+    ban_after: int | None = None
     blank: Tensor | None = None
     classes: int = 0
     exact: bool = False
@@ -162,6 +166,7 @@ class Method(ABC):
         self.aggregator = context.aggregator or FunctionAggregator(mean)
         self.aggregator.parameter_size = context.layout.parameter_size
         self.average = None if context.average is None else RunningAverage(context.average)
+        self.bans = Bans(context.ban_after, context.clients - context.per_round)
         self.outstanding = Outstanding()
 
     @abstractmethod
@@ -196,6 +201,21 @@ class Method(ABC):
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`; hops that were outstanding are planned again with the same ids."""
+
+    def uploads(self, hop: Hop) -> Tensors | None:
+        """Return what the reply to a hop must upload besides its row, as tensors of the right shapes and types.
+
+        Their values do not matter. A method whose rule uploads something says what; None: it is not checked.
+        """
+        rule = type(self.rule)
+        plain = rule.finish is LocalRule.finish and rule.report is LocalRule.report
+        return {} if plain else None
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Take the model back to an earlier state of it, between two rounds; the rounds and the selection go on."""
+        raise SettingError(
+            f"on_collapse cannot be 'restore': the method {type(self).__name__} cannot take its model back"
+        )
 
     def validated(self, scores: ClientScores) -> None:  # noqa: B027
         """Take the global model's scores on the clients' validation data, at each evaluation.
@@ -238,14 +258,16 @@ class Method(ABC):
         return {"average": row if self.average.row is None else self.average.row}
 
     def parts_state(self) -> dict[str, Any]:
-        """Return the state of the aggregator, the server optimizer and the average, as part of a method's state."""
+        """Return the state of the aggregator, the server optimizer, the average and the bans, for a method's state."""
         average = None if self.average is None else self.average.state()
         optimizer, aggregator = self.server_optimizer.state(), self.aggregator.state()
-        return {"server_optimizer": optimizer, "aggregator": aggregator, "average": average}
+        bans = self.bans.state()
+        return {"server_optimizer": optimizer, "aggregator": aggregator, "average": average, "bans": bans}
 
     def restore_parts(self, state: dict[str, Any]) -> None:
-        """Restore the aggregator, the server optimizer and the average from what `parts_state` returned."""
+        """Restore the aggregator, the server optimizer, the average and the bans from what `parts_state` returned."""
         self.outstanding.clear()
+        self.bans.restore(state["bans"])
         self.aggregator.restore(state["aggregator"])
         self.server_optimizer.restore(state["server_optimizer"])
         if self.average is not None and state["average"] is not None:

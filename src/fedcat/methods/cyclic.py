@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
 from fedcat.core.rng import Purpose, random_stream
@@ -36,10 +37,11 @@ class Cyclic(RoundMethod):
         self.stages = context.per_round
 
     def select(self, round: int) -> Sequence[int]:
-        """Return the next client of the tour."""
+        """Return the next client of the tour; one that is banned is passed over."""
         tour, place = divmod(round * self.stages + self.stage, self.context.clients)
         rng = random_stream(self.context.seed, Purpose.GROUP, tour if self.reshuffle else 0)
-        return [int(rng.permutation(self.context.clients)[place])]
+        order = np.roll(rng.permutation(self.context.clients), -place).tolist()
+        return [next(client for client in order if client not in self.bans.banned)]
 
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
         """Return the one row that came back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fedcat.core.errors import SettingError
 from fedcat.core.options import check_bounds
+from fedcat.core.rng import Purpose, random_stream
 from fedcat.methods.average import weighted_mean
-from fedcat.methods.base import Context, Method
+from fedcat.methods.base import Context, Method, Outstanding
 from fedcat.methods.selection import Selector, check_selection
 from fedcat.methods.selection.grouped import GroupedSelector
 from fedcat.protocol.hop import Hop
-from fedcat.protocol.reply import Reply
+from fedcat.protocol.reply import Reply, Status
 
 
 class FedCat(Method):
@@ -26,7 +27,8 @@ class FedCat(Method):
     moves on. After K rounds, a cycle, the copies are averaged, weighted by the samples they have seen. A copy starts
     its next hop as soon as its own last one is back; only the end of a cycle waits for all copies.
 
-    If a hop fails, its copy stays as it was and moves on.
+    If a hop fails, its copy stays as it was and moves on; with `retry`, it first tries other clients of the same group.
+    Clients that are banned are left out from the next grouping on.
 
     Parameters
     ----------
@@ -40,6 +42,8 @@ class FedCat(Method):
         The probability, in each group, of taking a client of the largest weight rather than drawing by weight.
     lambda_ : float
         Cycles between two groupings; lambda * K must be a whole number of rounds.
+    retry : int
+        How many other clients of the group a copy tries in the same round if a hop fails. They are counted as selected.
     """
 
     default_server_optimizer = "mean"
@@ -53,10 +57,12 @@ class FedCat(Method):
         concatenation: bool = True,
         epsilon: float = 0.5,
         lambda_: float = 1.0,
+        retry: int = 0,
     ) -> None:
         super().__init__(context)
         k = context.per_round
         check_bounds("epsilon", epsilon, at_least=0, at_most=1)
+        check_bounds("retry", retry, at_least=0)
         period = round(lambda_ * k) if np.isfinite(lambda_) else 0
         if period < 1 or abs(period - lambda_ * k) > 1e-9 * k:
             raise SettingError(
@@ -65,7 +71,11 @@ class FedCat(Method):
         self.length = k if concatenation else 1
         self.selector = self._selector(grouping, epsilon, period)
         self.row = context.start
+        self.retry = retry
+        self._excluded: list[int] = []
+        self._refused: list[int] = []
         self._chosen: dict[int, list[int]] = {}
+        self._spare: dict[int, list[list[int]]] = {}
         self._begin(0)
 
     def _selector(self, grouping: bool, epsilon: float, period: int) -> Selector:
@@ -86,6 +96,7 @@ class FedCat(Method):
         self.copies = [self.row] * k
         self.seen = [0] * k
         self._next = [first] * k
+        self._attempts = [0] * k
         self.outstanding.clear()
         self._passed: dict[int, dict[int, tuple[Tensor, int]]] = {}
 
@@ -103,17 +114,22 @@ class FedCat(Method):
 
     def _hop(self, copy: int, round: int) -> Hop:
         """Return a copy's hop in a round (Algorithm 2): it goes to selected client (offset + copy) mod K."""
-        slot = (round - self.first + copy) % self.context.per_round
+        slot, attempt = self._slot(copy, round), self._attempts[copy]
         clients = self._clients(round)
         return Hop(
             round=round,
-            client=clients[slot],
+            client=self._spare[round][slot][attempt - 1] if attempt else clients[slot],
             start=self.copies[copy],
             epochs=self.context.epochs,
             lr=self.context.lr(round),
             copy=copy,
-            visit=clients[:slot].count(clients[slot]),
+            attempt=attempt,
+            stage=attempt,
+            visit=0 if attempt else clients[:slot].count(clients[slot]),
         )
+
+    def _slot(self, copy: int, round: int) -> int:
+        return (round - self.first + copy) % self.context.per_round
 
     def _clients(self, round: int) -> list[int]:
         """Return the clients of a round; the selector is asked for the rounds in order, each once."""
@@ -121,17 +137,52 @@ class FedCat(Method):
             after = max(self._chosen, default=self.first - 1) + 1
             chosen = self.selector.select(after)
             self._chosen[after] = check_selection(chosen, self.context.clients, self.context.per_round)
+            if self.retry:
+                self._spare[after] = self._substitutes(after)
         return self._chosen[round]
+
+    def _substitutes(self, round: int) -> list[list[int]]:
+        """Return for each slot the clients to try if a hop fails: others of its group, each in one slot only."""
+        chosen, k = self._chosen[round], self.context.per_round
+        order = random_stream(self.context.seed, Purpose.RETRY, round).permutation(self.context.clients).tolist()
+        taken = {*chosen, *self._excluded}
+        free = [client for client in order if client not in taken]
+        if not isinstance(self.selector, GroupedSelector):
+            return [free[slot::k][: self.retry] for slot in range(k)]
+        groups = [set(self.selector.group_of(round, client).tolist()) for client in chosen]
+        return [[client for client in free if client in group][: self.retry] for group in groups]
+
+    def _tries_again(self, copy: int) -> bool:
+        """Send a copy whose hop has failed to the next substitute; return whether there is one."""
+        round, attempt = self._next[copy], self._attempts[copy]
+        spare = self._spare[round][self._slot(copy, round)] if self.retry else []
+        if attempt >= len(spare):
+            return False
+        self._attempts[copy] = attempt + 1
+        if isinstance(self.selector, GroupedSelector):
+            self.selector.table.increment(round % self.context.per_round, np.array([spare[attempt]]))
+        return True
+
+    def _exclude(self, clients: Collection[int]) -> None:
+        self._excluded = list(clients)
+        if self._excluded:
+            self.selector.exclude(self._excluded)
 
     def absorb(self, replies: Sequence[Reply]) -> None:
         """Move copies on; average them when the last one has ended the cycle."""
         before = self.round
         for reply in replies:
-            copy = self.outstanding.end(reply).copy
+            hop = self.outstanding.end(reply)
+            copy = hop.copy
+            if reply.status is Status.REFUSED:
+                self._refused.append(hop.client)
             if reply.end is not None:
                 self.copies[copy] = reply.end.clone()
                 self.seen[copy] += reply.samples
+            elif self._tries_again(copy):
+                continue
             self._next[copy] += 1
+            self._attempts[copy] = 0
             if self.average is not None:
                 self._passed.setdefault(self._next[copy], {})[copy] = (self.copies[copy], self.seen[copy])
         if self.round > before:
@@ -155,6 +206,10 @@ class FedCat(Method):
             self.row = self.step(self.row, self.aggregate(rows, weights, self.row))
         first = self.round
         self._chosen = {r: clients for r, clients in self._chosen.items() if r >= first}
+        self._spare = {r: clients for r, clients in self._spare.items() if r >= first}
+        self.bans.count(self._refused)
+        self._refused = []
+        self._exclude(self.bans.banned)
         self._begin(first)
 
     def _mean(self, copies: Sequence[Tensor], seen: Sequence[int]) -> Tensor:
@@ -173,6 +228,15 @@ class FedCat(Method):
         if "copies" in wanted:
             rows.update({f"copy {i}": copy for i, copy in enumerate(self.copies)})
         return rows
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Take the global model back to an earlier state; the copies begin again from it, and the rounds go on."""
+        self.row = state["row"]
+        self.copies, self.seen = [self.row] * len(self.copies), [0] * len(self.seen)
+        away = self.outstanding  # without a barrier, hops may be under way
+        self.outstanding = Outstanding()
+        self.restore_parts({**state, "bans": self.bans.state()})
+        self.outstanding = away
 
     def advice(self, rounds: int, interval: int) -> list[str]:
         """Warn of evaluations between aggregations, and of a last, partial cycle, which is averaged early."""
@@ -199,6 +263,10 @@ class FedCat(Method):
             "next": list(self._next),
             "passed": {str(r): {str(c): list(p) for c, p in copies.items()} for r, copies in self._passed.items()},
             "chosen": {str(r): list(clients) for r, clients in self._chosen.items()},
+            "spare": {str(r): [list(slot) for slot in slots] for r, slots in self._spare.items()},
+            "attempts": list(self._attempts),
+            "refused": sorted(self._refused),
+            "excluded": list(self._excluded),
             "selector": self.selector.state(),
             **self.parts_state(),
         }
@@ -213,5 +281,9 @@ class FedCat(Method):
             int(r): {int(c): (row, seen) for c, (row, seen) in copies.items()} for r, copies in state["passed"].items()
         }
         self._chosen = {int(r): list(clients) for r, clients in state["chosen"].items()}
+        self._spare = {int(r): [list(slot) for slot in slots] for r, slots in state["spare"].items()}
+        self._attempts = list(state["attempts"])
+        self._refused = list(state["refused"])
         self.selector.restore(state["selector"])
+        self._exclude(state["excluded"])
         self.restore_parts(state)

@@ -45,4 +45,7 @@ class FedCluster(FedAvg):
         cluster = int(order[self.stage])
         count = k // self.stages + (cluster < k % self.stages)
         rng = random_stream(seed, Purpose.SELECT, round, visit=cluster)
-        return [int(client) for client in rng.choice(self.clusters[cluster], size=count, replace=False)]
+        members = self.clusters[cluster]
+        left = np.setdiff1d(members, self.bans.banned, assume_unique=True)
+        allowed = left if len(left) else members  # a stage without clients would never end
+        return [int(client) for client in rng.choice(allowed, size=min(count, len(allowed)), replace=False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.selection import check_selection
 from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply, Status
+
+PROGRESS = ("round", "stage", "visits", "clients", "replies", "selector", "bans")
+"""The entries of a state that say how far a run is, not what it has learned."""
 
 
 class RoundMethod(Method):
@@ -88,7 +92,8 @@ class RoundMethod(Method):
         visits = self._visits.copy()
         hops = []
         for slot, client in enumerate(self._clients, start=visits.total()):
-            hops.append(self.hop(self.round, slot, client, visits[client]))
+            hop = self.hop(self.round, slot, client, visits[client])
+            hops.append(replace(hop, stage=self.stage) if self.stage else hop)
             visits[client] += 1
         return hops
 
@@ -111,6 +116,8 @@ class RoundMethod(Method):
         if self.memory is not None:
             for hop, reply in arrived:
                 self.memory.commit(hop.client, reply.memory)
+        if self.bans.count(h.client for h, r in zip(hops, slots, strict=True) if r.status is Status.REFUSED):
+            self.selector.exclude(self.bans.banned)
         self.stage = (self.stage + 1) % self.stages
         self._visits.update(hop.client for hop in hops)
         if self.stage == 0:
@@ -150,11 +157,18 @@ class RoundMethod(Method):
         self._visits = Counter({int(client): count for client, count in state["visits"].items()})
         self.restore_parts(state)
         self.selector.restore(state["selector"])
+        if self.bans.banned:
+            self.selector.exclude(self.bans.banned)
         if self.memory is not None:
             self.memory.restore(state["memory"])
         self._clients, self._hops = list(state["clients"]), []
         replies = [_restored_reply(reply) for reply in state["replies"]]
         self._replies = {reply.hop: reply for reply in replies}
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Take the model, and all that was learned with it, back to an earlier state; the rounds go on."""
+        now = self.state()
+        self.restore({**state, **{name: now[name] for name in PROGRESS}})
 
 
 def ends(replies: Sequence[Reply]) -> Tensor:

@@ -92,6 +92,10 @@ class Scaffold(FedAvg):
         """Send the server's control variate along."""
         return replace(super().hop(round, slot, client, visit), sent={"control": self.control})
 
+    def uploads(self, hop: Hop) -> Tensors:
+        """Return the change of a control variate."""
+        return {"control": self.control}
+
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
         """Average the rows, and keep the server's control variate the mean over all clients.
 

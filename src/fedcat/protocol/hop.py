@@ -51,6 +51,8 @@ class Hop:
         Which try it is, from 0.
     visit : int
         Tells apart several hops of one client in one round.
+    stage : int
+        Which of the stages of its round it belongs to, if these come one after another.
     sent : mapping of str to Tensor
         What travels to the client besides the row.
     memory : mapping of str to Tensor
@@ -65,6 +67,7 @@ class Hop:
     copy: int = 0
     attempt: int = 0
     visit: int = 0
+    stage: int = 0
     sent: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
 

@@ -10,6 +10,9 @@ from torch import Tensor
 from fedcat.models.layout import Tensors
 from fedcat.protocol.hop import Hop, HopId
 
+LARGEST = 1e15
+"""The largest magnitude that a reply may hold: beyond it, norms overflow in float32, and training has diverged."""
+
 
 class Status(StrEnum):
     """How a hop ended."""
@@ -51,7 +54,8 @@ class Reply:
     run : str
         The name of the run that the hop belongs to: an engine may train hops of several.
     finite : bool or None
-        Whether all its numbers are finite, if the engine has looked; the reply check looks otherwise.
+        Whether all its numbers are finite and at most `LARGEST`, if the engine has looked; the reply check looks
+        otherwise.
     """
 
     hop: HopId

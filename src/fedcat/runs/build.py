@@ -238,6 +238,7 @@ def _method(resolved: Resolved, federation: Federation, layout: Layout, start: T
             settings.server_optimizer, settings.server_options, parts["server_optimizer"]
         ),
         average=settings.average,
+        ban_after=settings.ban_after,
         blank=torch.zeros_like(federation.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
         classes=federation.classes,
         exact=exact,
@@ -246,6 +247,8 @@ def _method(resolved: Resolved, federation: Federation, layout: Layout, start: T
     method = make_method(name, parts["method"], context, settings.options.get(name, {}))
     if settings.average is not None and "average" not in method.models():
         raise SettingError(f"average cannot be set: the method {name!r} keeps no average over rounds")
+    if settings.ban_after is not None and not hasattr(getattr(method, "selector", None), "exclude"):
+        raise SettingError(f"ban_after cannot be set: the selection of method {name!r} cannot leave clients out")
     for model in settings.evaluate:
         if model not in method.extra_models:
             raise unknown_name(f"model of method {name!r} to evaluate", model, method.extra_models)

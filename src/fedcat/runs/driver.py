@@ -58,6 +58,7 @@ class Driver:
         self._held: dict[Name, Planned] = {}  # their clients are busy
         self._owed: dict[Name, Planned] = {}  # an engine has them
         self._late: dict[Name, Planned] = {}  # an engine has them, but they were given up
+        self._dropped: list[Reply] = []  # their simulated clients dropped out, so no engine gets them
         self._started = False
 
     @property
@@ -78,7 +79,7 @@ class Driver:
             self.start()
             while self.active:
                 self.step()
-                if between is not None:
+                if between is not None and self.active:
                     between()
         except BaseException as error:
             cause = error
@@ -129,7 +130,11 @@ class Driver:
         hops = _timed(run, partial(run.plan, None if self.barrier else run.rounds))
         end = math.inf if self.deadline is None else time.monotonic() + self.deadline
         for _, hop in hops:
-            self._submit((run.name, hop.id), Planned(run, hop, end))
+            dropped = run.inbox.dropped(hop, run.name)
+            if dropped is None:
+                self._submit((run.name, hop.id), Planned(run, hop, end))
+            else:
+                self._dropped.append(dropped)
 
     def _submit(self, name: Name, planned: Planned) -> None:
         run, hop, _ = planned
@@ -143,9 +148,10 @@ class Driver:
 
     def _collect(self, engine: Engine) -> list[Reply]:
         """Return replies that end hops: with a barrier, all that a run's round still waits for; else at least one."""
-        if not self._waiting(engine):
+        replies = [reply for reply in self._dropped if self.runs[reply.run].engine is engine]
+        self._dropped = [reply for reply in self._dropped if reply not in replies]
+        if not replies and not self._waiting(engine):
             raise RuntimeError("no run has a hop to start: a method waits for replies that are not outstanding")
-        replies: list[Reply] = []
         while (waiting := self._waiting(engine)) and not self._enough(replies, waiting):
             replies += self._receive(engine)
             for name, planned in list(self._held.items()):

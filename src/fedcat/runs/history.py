@@ -27,6 +27,8 @@ class Record:
     seconds : float
         Seconds since the start. Of runs side by side, this one's share: an estimate. The time of each launch is shared
         by local steps, server work in equal parts, evaluation by samples.
+    simulated_seconds : float
+        What the simulated clock shows: how long the clients would have taken, see `fedcat.protocol.faults`.
     hops : list of HopRecord
         What became of the round's hops, by copy and attempt.
     others : mapping
@@ -42,6 +44,7 @@ class Record:
     down: int = 0
     evaluation: int = 0
     seconds: float = 0.0
+    simulated_seconds: float = 0.0
     hops: list[HopRecord] = field(default_factory=list)
     others: dict[str, dict[str, float]] = field(default_factory=dict)
     validation: dict[str, dict[str, float]] = field(default_factory=dict)

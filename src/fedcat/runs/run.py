@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError
+from fedcat.core.text import plural
 from fedcat.data.federation import EvaluationSet, Federation
 from fedcat.engines.base import Engine, Job
 from fedcat.engines.evaluation import Evaluation, Scores, evaluate
@@ -18,14 +19,15 @@ from fedcat.methods.base import Method
 from fedcat.models.metrics import ClientScores, make_metrics, make_monitor
 from fedcat.protocol.ledger import Ledger
 from fedcat.protocol.reply import Reply
-from fedcat.protocol.reply_check import NOT_FINITE, ReplyCheck
+from fedcat.protocol.reply_check import NOT_FINITE
 from fedcat.protocol.task import Task
 from fedcat.runs.history import Record
+from fedcat.runs.inbox import Inbox
 from fedcat.runs.lifecycle import Lifecycle
 from fedcat.runs.result import Result
 from fedcat.runs.summary import Decisions, RunSummary, summarize
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 HELD_OUT = ("validation", "client_test")
 """The clients' own data that the global model is evaluated on."""
 
@@ -60,6 +62,8 @@ class Run(Lifecycle):
         The traffic.
     seconds : float
         The time taken so far.
+    inbox : Inbox
+        What replies pass through: simulated faults and checks; it keeps the simulated clock.
     alone : bool
         Whether nothing ran beside it, so that its seconds are measured and not a share.
     clients : list or None
@@ -86,7 +90,7 @@ class Run(Lifecycle):
         self.metrics = make_metrics(metrics, task.loss, federation.classes > 0)
         self.monitor = make_monitor(settings.monitor, self.metrics)
         self.ledger = Ledger()
-        self.reply_check = ReplyCheck(task.layout.size, task.layout.dtype, settings.bound)
+        self.inbox = Inbox(settings, federation.clients, task.layout)
         self.seconds = 0.0
         self.alone = True
         self.clients: list[dict[str, Any]] | None = None
@@ -105,14 +109,14 @@ class Run(Lifecycle):
         Without `until`, a round starts only after the previous one is recorded, so that it can be evaluated first.
         """
         hops = self.method.plan(min(len(self.history) + 1 if until is None else until, self.rounds))
-        self.reply_check.expect(hops)
+        self.inbox.expect(hops, self.method.uploads)
         for hop in hops:
             self.ledger.sent(hop)
         return [(self.task, hop) for hop in hops]
 
     def absorb(self, replies: Sequence[Reply]) -> None:
-        """Pass the replies that the reply check admits to the method."""
-        admitted = self.reply_check.admit(replies)
+        """Pass the replies that the inbox admits to the method."""
+        admitted = self.inbox.admit(replies)
         for hop, reply in admitted:
             self.ledger.received(hop, reply)
         self.method.absorb([reply for _, reply in admitted])
@@ -187,6 +191,7 @@ class Run(Lifecycle):
         if not self.behind:
             return None
         record = Record(number, seconds=round(self.seconds, 4), hops=self.ledger.of_round(number - 1))
+        record.simulated_seconds = round(self.inbox.pass_round(number - 1), 6)
         for (name, model), found in scores.items():
             if isinstance(found, ClientScores):
                 setattr(record, name, {m.name: found.spread(m) for m in self.metrics.values()})
@@ -248,8 +253,11 @@ class Run(Lifecycle):
         elif lost:
             first = f"the first was {lost[0].status}: {lost[0].why}"
             notes.append(f"the replies of {len(lost)} of {hops} hops are missing; {first}")
-        if any(NOT_FINITE in hop.why for hop in lost):
+        if any(NOT_FINITE in hop.why for hop in lost) and not self.settings.corrupt:
             notes[-1] += "; training diverges, try a smaller lr"
+        banned = self.method.bans.banned
+        if banned:
+            notes.append(f"banned for refused replies: {plural(len(banned), 'client')}, {_listed(banned)}")
         if self.status != "failed" and not torch.isfinite(self.method.models()["global"]).all():
             notes.append("the global model contains numbers that are not finite")
         return notes
@@ -294,6 +302,7 @@ class Run(Lifecycle):
             "server": self.method.state(),
             "ledger": self.ledger.state(),
             "seconds": self.seconds,
+            "inbox": self.inbox.state(),
             "alone": self.alone,
             "notes": list(self.late_notes),
             "callbacks": self._callbacks_state(),
@@ -332,10 +341,15 @@ class Run(Lifecycle):
             raise SettingError(f"the state is of round {state['rounds']}, but the history ends at {len(records)}")
         self._renew()
         self._closed, self.clients = False, None
-        self.reply_check.forget()
+        self.inbox.restore(state["inbox"])
         self.history = records[: state["rounds"]]
         self.method.restore(state["server"])
         self.ledger.restore(state["ledger"])
         self.seconds, self.alone, self.late_notes = state["seconds"], state["alone"], list(state["notes"])
         self._restore_callbacks(state["callbacks"])
         self.resumed = True
+
+
+def _listed(clients: Sequence[int], most: int = 10) -> str:
+    names = ", ".join(map(str, clients[:most]))
+    return names if len(clients) <= most else f"{names} and {len(clients) - most} more"

@@ -12,6 +12,7 @@ from fedcat.core.interrupt import DeferredInterrupt
 from fedcat.runs.build import ONE_AT_A_TIME, pytorch_threads
 from fedcat.runs.callbacks import CallbackPart, make_callbacks
 from fedcat.runs.checkpoint import Checkpoints
+from fedcat.runs.collapse import CollapseWatch
 from fedcat.runs.driver import Driver
 from fedcat.runs.folder import RunFolder, model_path, models_in, read_clients, read_history, read_model, read_summary
 from fedcat.runs.result import Result
@@ -61,7 +62,8 @@ def _execute(
     with ThreadPoolExecutor(1, "checkpoint") as writer, ExitStack() as held, DeferredInterrupt() as interrupt:
         try:
             for run in runs:
-                run.callbacks += make_callbacks(callbacks)
+                watch = CollapseWatch(run.settings.on_collapse, run.settings.evaluation_interval)
+                run.callbacks += [watch, *make_callbacks(callbacks)]
             for run, place in zip(runs, places or [], strict=places is not None):
                 folders.append(place.open() if isinstance(place, Resumed) else RunFolder(place, run.settings.toml()))
                 _write_to(run, folders[-1], writer)

@@ -171,6 +171,10 @@ class FedGen(FedAvg):
         plain = super().hop(round, slot, client, visit)
         return replace(plain, sent={"generator": self.generator.row}) if self.generator.steps else plain
 
+    def uploads(self, hop: Hop) -> Tensors:
+        """Return label counts, which a client reports once."""
+        return {} if hop.client in self.labels else {"labels": torch.zeros(self.context.classes, dtype=torch.int64)}
+
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
         """Average the rows; the generator will be trained against their heads."""
         pairs = list(zip(hops, replies, strict=True))

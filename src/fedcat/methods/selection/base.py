@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,10 @@ class Selector(Protocol):
 
     def select(self, round: int) -> Ints:
         """Return the clients of `round`, in slot order."""
+        ...
+
+    def exclude(self, clients: Collection[int]) -> None:
+        """Select these clients no more, from the next grouping or round on; all that are excluded are named."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -72,11 +76,19 @@ class FunctionSelector:
 
     def __init__(self, function: SelectFunction, seed: int, samples: Ints, k: int) -> None:
         self.function, self.seed, self.samples, self.k = function, seed, samples, k
+        self._left: Ints | None = None  # who may be selected; None for all
 
     def select(self, round: int) -> Ints:
-        """Return the clients of `round`."""
+        """Return the clients of `round`; the function sees only those that are not excluded."""
         rng = random_stream(self.seed, Purpose.SELECT, round)
-        return np.asarray(self.function(round, rng, self.samples, self.k))
+        if self._left is None:
+            return np.asarray(self.function(round, rng, self.samples, self.k))
+        chosen = np.asarray(self.function(round, rng, self.samples[self._left], self.k))
+        return self._left[check_selection(chosen, len(self._left), self.k)]
+
+    def exclude(self, clients: Collection[int]) -> None:
+        """Leave clients out of what the function sees."""
+        self._left = np.setdiff1d(np.arange(len(self.samples)), list(clients)) if clients else None
 
     def state(self) -> dict[str, Any]:
         """Return nothing: every round is drawn from its own stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class ClusteredSelector:
         self._changes = torch.zeros(0, 0)  # their updates, with room for more
         self._distances: Floats = np.zeros((0, 0))
         self._sizes: Floats = np.zeros(0)
+        self._all = self.samples
 
     def __len__(self) -> int:
         """Return the number of clients that have taken part."""
@@ -143,6 +144,11 @@ class ClusteredSelector:
             for (clients, amounts), pick in zip(self.distributions(round), picks, strict=True)
         ]
         return np.array(chosen, np.int64)
+
+    def exclude(self, clients: Collection[int]) -> None:
+        """Let clients count as if they had no samples."""
+        self.samples = self._all.copy()
+        self.samples[list(clients)] = 0
 
     def state(self) -> dict[str, Any]:
         """Return the updates of the clients that took part, and their distances."""

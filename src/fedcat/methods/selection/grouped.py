@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,19 @@ class GroupedSelector:
         self.epsilon = epsilon
         self.period = k if period is None else period
         self.table = CountTable(clients)
-        sizes = np.full(k, clients // k) + (np.arange(k) < clients % k)
-        self._stops: Ints = np.cumsum(sizes)
-        self._starts: Ints = self._stops - sizes
+        self._excluded: list[int] = []  # from the next grouping on
+        self._left_out: list[int] = []  # of this grouping
         self._grouping = -1
         self._order: Ints = np.empty(0, np.int64)
         self._place: Ints = np.empty(0, np.int64)
+        self._starts, self._stops = self._borders(clients)
+
+    def group_of(self, round: int, client: int) -> Ints:
+        """Return the clients of a client's group in `round`."""
+        self._regroup(round)
+        place = self._place[client]
+        group = int(np.searchsorted(self._stops, place, side="right"))
+        return self._order[self._starts[group] : self._stops[group]]
 
     def groups(self, round: int) -> list[Ints]:
         """Return the clients of each group in `round`."""
@@ -101,8 +109,9 @@ class GroupedSelector:
         self._regroup(round)
         position = round % self.k
         ids, counts = self.table.column(position)
-        weight = np.ones(self.clients)
-        weight[self._place[ids]] = 1.0 / np.sqrt(counts + 1.0)
+        places = self._place[ids]
+        weight = np.ones(len(self._order))
+        weight[places[places >= 0]] = 1.0 / np.sqrt(counts[places >= 0] + 1.0)
         rng = random_stream(self.seed, Purpose.SELECT, round)
         greedy = rng.random(self.k) < self.epsilon
         pick = rng.random(self.k)
@@ -126,16 +135,34 @@ class GroupedSelector:
     def _regroup(self, round: int) -> None:
         grouping = round // self.period
         if grouping != self._grouping:
-            rng = random_stream(self.seed, Purpose.GROUP, grouping * self.period)
-            self._order = rng.permutation(self.clients)
-            self._place = np.empty_like(self._order)
-            self._place[self._order] = np.arange(self.clients)
-            self._grouping = grouping
+            self._group(grouping, self._excluded)
+
+    def _group(self, grouping: int, left_out: list[int]) -> None:
+        """Divide the clients that are not left out into K groups of nearly equal size."""
+        self._grouping, self._left_out = grouping, left_out
+        left = np.delete(np.arange(self.clients), left_out)
+        rng = random_stream(self.seed, Purpose.GROUP, grouping * self.period)
+        self._order = left[rng.permutation(len(left))]
+        self._place = np.full(self.clients, -1)
+        self._place[self._order] = np.arange(len(left))
+        self._starts, self._stops = self._borders(len(left))
+
+    def _borders(self, clients: int) -> tuple[Ints, Ints]:
+        """Return where each of K groups of nearly equal size begins and ends."""
+        sizes = np.full(self.k, clients // self.k) + (np.arange(self.k) < clients % self.k)
+        stops: Ints = np.cumsum(sizes)
+        return stops - sizes, stops
+
+    def exclude(self, clients: Collection[int]) -> None:
+        """Leave clients out of the groups from the next grouping on."""
+        self._excluded = sorted(clients)
 
     def state(self) -> dict[str, Any]:
-        """Return the counts; the groups are drawn again from their random stream."""
-        return {"table": self.table.state()}
+        """Return the counts and who is left out of this grouping; the groups are drawn again from their stream."""
+        return {"table": self.table.state(), "grouping": self._grouping, "left_out": list(self._left_out)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         self.table.restore(state["table"])
+        if state["grouping"] >= 0:
+            self._group(state["grouping"], list(state["left_out"]))

@@ -1,0 +1,165 @@
+"""Collapse: noticed by training loss, validation data or numbers that are not finite, never by test data."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import drive, federation, layout_of, simulate, small_net
+
+import fedcat
+from fedcat.methods import METHODS, FedAvg
+from fedcat.models.losses import cross_entropy
+from fedcat.runs.collapse import CollapseWatch, entropies
+from fedcat.runs.history import Record
+
+SHORT = {"dataset": "digits", "clients": 20, "per_round": 4, "epochs": 1, "lr": 0.1}
+FED = federation([3, 9, 5, 12, 7, 4])
+LAYOUT = layout_of(small_net())
+
+
+class Hops:
+    """A run whose training loss and validation accuracy are made up."""
+
+    def __init__(self, classes=10):
+        self.federation = SimpleNamespace(classes=classes, class_counts=np.full((3, classes), 5) if classes else None)
+        self.task = SimpleNamespace(loss=cross_entropy if classes else torch.nn.functional.mse_loss)
+        self.late_notes, self.stopped, self.name, self.done = [], [], "made up", False
+        self.row = torch.zeros(2)
+        self.method = SimpleNamespace(models=lambda: {"global": self.row}, state=lambda: {"n": len(self.seen)})
+        self.method.rewind = lambda state: self.rewound.append(state["n"])
+        self.seen, self.rewound = [], []
+        self.history = self.seen
+
+    def stop(self, why):
+        self.stopped.append(why)
+
+
+def feed(watch, run, losses, validation=None):
+    watch.on_start(run)
+    for loss in losses:
+        number = len(run.seen) + 1
+        hops = [SimpleNamespace(loss=loss, client=0), SimpleNamespace(loss=None, client=1)]
+        record = Record(number, hops=hops)
+        if validation is not None:
+            record.validation = {"accuracy": {"weighted_mean": validation[number - 1]}}
+            record.metrics = {"accuracy": 0.0}
+        run.seen.append(record)
+        watch.on_round(run, record)
+
+
+def test_the_entropy_of_clients_is_what_a_net_without_knowledge_loses():
+    counts = np.array([[1, 1, 0], [4, 0, 0], [1, 1, 2]])
+    found = entropies(SimpleNamespace(class_counts=counts))
+    assert found == pytest.approx([math.log(2), 0.0, 1.5 * math.log(2)])
+
+
+def test_a_training_loss_that_falls_back_to_chance_is_told_once():
+    run = Hops()
+    with pytest.warns(UserWarning, match="made up: the model has collapsed by round 12: the training loss is 1.0"):
+        feed(CollapseWatch("warn", 3), run, [2.3, 2.0, 1.5, 1.0, 0.8, 0.7, 0.6, 0.6, 0.6, *[2.4] * 9])
+    assert len(run.late_notes) == 1
+
+
+@pytest.mark.parametrize("losses", [[2.3] * 20, [2.3, 2.0, 1.5, 1.4, 2.4, 2.5, 2.6], [0.5] * 9 + [2.4] + [0.5] * 9])
+def test_what_never_learned_or_only_stumbles_has_not_collapsed(losses):
+    run = Hops()
+    feed(CollapseWatch("warn", 3), run, losses)
+    assert run.late_notes == []
+
+
+def test_other_losses_are_compared_with_the_beginning():
+    run = Hops(classes=0)
+    with pytest.warns(UserWarning, match="after 0.10 times"):
+        feed(CollapseWatch("warn", 2), run, [50.0, 50.0, 20.0, 5.0, 5.0, 60.0, 60.0])
+
+
+def test_validation_accuracy_at_the_level_of_a_constant_answer_is_told():
+    run = Hops()
+    accuracies = [0.1, 0.3, 0.5, 0.6, 0.1, 0.1]
+    with pytest.warns(UserWarning, match=r"round 5: validation accuracy 10.0% after 60.0%; a constant answer gives 10"):
+        feed(CollapseWatch("warn", 10), run, [1.0] * 6, accuracies)
+    run = Hops()
+    feed(CollapseWatch("warn", 10), run, [1.0] * 4, [0.1, 0.15, 0.1, 0.1])
+    assert run.late_notes == []
+
+
+def test_numbers_that_are_not_finite_are_told():
+    run = Hops()
+    run.row = torch.tensor([1.0, math.nan])
+    with pytest.warns(UserWarning, match="it contains numbers that are not finite"):
+        feed(CollapseWatch("warn", 10), run, [1.0], [0.5])
+    run = Hops()
+    with pytest.warns(UserWarning, match="the training loss is not a number"):
+        feed(CollapseWatch("warn", 2), run, [1.0, math.nan])
+
+
+def test_a_run_can_be_stopped():
+    run = Hops()
+    feed(CollapseWatch("stop", 2), run, [0.5, 0.5, 2.4, 2.4])
+    (why,) = run.stopped
+    assert why.startswith("the model has collapsed by round 4: the training loss is 1.04 times that of chance")
+
+
+def test_a_model_is_taken_back_at_most_three_times():
+    run, watch = Hops(), CollapseWatch("restore", 2)
+    with pytest.warns(UserWarning, match="it is taken back to the last good one"):
+        feed(watch, run, [0.5, 0.5, *[2.4] * 20])
+    assert run.rewound == [2, 2, 2]
+    assert len(run.late_notes) == 4
+    assert "taken back" not in run.late_notes[-1]
+    fresh = CollapseWatch("restore", 2)
+    fresh.restore(watch.state())
+    assert fresh.state() == watch.state()
+
+
+@pytest.mark.parametrize("method", [name for name, _ in METHODS])
+def test_every_method_can_be_taken_back(method):
+    """The model is the old one, the rounds and the selection go on."""
+
+    class Back(fedcat.Callback):
+        def on_round(self, run, record):
+            if record.round == 4:
+                self.state, self.row = run.method.state(), run.method.models()["global"].clone()
+            if record.round == 7:
+                run.method.rewind(self.state)
+                assert torch.equal(run.method.models()["global"], self.row)
+                assert run.method.round == 7
+
+    back = Back()
+    result = fedcat.run(method=method, callbacks=[back], rounds=10, **SHORT, average=0.9, evaluate_every=4)
+    plain = fedcat.run(method=method, rounds=10, **SHORT, average=0.9, evaluate_every=4)
+    assert result.status == "finished"
+    if method != "clusamp":  # who selects by what was learned
+        assert [record.clients for record in result.history] == [record.clients for record in plain.history]
+
+
+def test_a_run_that_really_collapses(tmp_path):
+    """From round 20 on the learning rate is far too large; the model is taken back, and training goes on."""
+
+    class Spoiled(FedAvg):
+        def reduce(self, hops, replies):
+            mean = super().reduce(hops, replies)
+            return mean * 0 if 20 <= self.round < 23 else mean
+
+    words = {**SHORT, "rounds": 60, "evaluate_every": 5, "epochs": 5, "alpha": 1.0}
+    with pytest.warns(UserWarning, match="it is taken back to the last good one"):
+        result = fedcat.run(method=Spoiled, on_collapse="restore", **words)
+    with pytest.warns(UserWarning, match="the model has collapsed by round"):
+        plain = fedcat.run(method=Spoiled, **words)
+    assert result.accuracy > 0.8
+    assert plain.accuracy < 0.3
+    with pytest.warns(UserWarning, match="stopped after round"):
+        stopped = fedcat.run(method=Spoiled, on_collapse="stop", **words)
+    assert stopped.status == "stopped"
+    assert len(stopped.history) < 40
+
+
+def test_a_method_of_ones_own_says_that_it_cannot_be_taken_back():
+    run = simulate(FedAvg, FED, LAYOUT, rounds=2)
+    drive(run)
+    with pytest.raises(fedcat.SettingError, match="on_collapse cannot be 'restore': the method FedAvg cannot take"):
+        fedcat.Method.rewind(run.method, {})
