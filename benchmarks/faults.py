@@ -57,9 +57,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--per-round", type=int, default=5)
+    parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     words = parser.parse_args()
-    given = {"dataset": "digits", "alpha": words.alpha, "rounds": words.rounds, "per_round": words.per_round}
+    given = {name: getattr(words, name) for name in ("alpha", "rounds", "per_round", "lr")} | {"dataset": "digits"}
     cells = [(method, name, more) for method in METHODS for name, more in {**LOST, **LIES}.items()]
     builder, begin = Builder(), time.perf_counter()
     runs = [
@@ -118,7 +119,7 @@ def _page(cells: Mapping[tuple[str, str], Mapping[str, Any]], about: Mapping[str
 
     settings = about["settings"]
     words = (
-        f"Digits, 50 clients, {settings['per_round']} per round, alpha {settings['alpha']:g}, {settings['rounds']} "
+        f"Digits, 50 clients, {settings['per_round']} per round, alpha {settings['alpha']:g}, learning rate {settings['lr']:g}, {settings['rounds']} "
         f"rounds, {settings['seeds']} seeds. Test accuracy in %, mean of the last five ± standard deviation."
     )
     place = f"at commit {about['commit']}, PyTorch {about['torch']}, {about['machine']}"

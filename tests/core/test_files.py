@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedcat.core.errors import SettingError
-from fedcat.core.files import LOCK, is_locked, locked, replacing, save_tensors
+from fedcat.core.files import LOCK, is_locked, locked, remove_temporary, replacing, save_tensors
 
 SOURCE = Path(__file__).parents[2] / "src"
 HOLD = """
@@ -93,3 +93,15 @@ def test_a_directory_that_is_not_there_cannot_be_held(tmp_path):
     with pytest.raises(SettingError, match="cannot be written: No such file"), locked(tmp_path / "no"):
         pass
     assert not is_locked(tmp_path / "no")
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    for name in (".run.json.0123abcd", "checkpoint/.last.safetensors.deadbeef", ".mine", "run.json", ".a.0123ABCD"):
+        (tmp_path / name).write_text("x")
+    remove_temporary(tmp_path)
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
+        ".mine",
+        "run.json",
+        ".a.0123ABCD",
+    }

@@ -43,6 +43,13 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def remove_temporary(folder: Path) -> None:
+    """Remove the temporary files that killed processes have left in a directory and below it."""
+    for path in folder.rglob(".*"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
 def flush(path: Path) -> None:
     """Wait until a file is on the disk."""
     file = os.open(path, os.O_RDWR)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedcat.core.errors import SettingError
-from fedcat.core.files import replacing, save_tensors
+from fedcat.core.files import remove_temporary, replacing, save_tensors
 from fedcat.core.text import json_text
 from fedcat.models.layout import Layout
 from fedcat.runs.callbacks import Callback
@@ -127,6 +127,7 @@ class RunFolder(Callback):
             if (self.path / SETTINGS).read_text(encoding="utf-8") != self.settings:
                 write_text(self.path / SETTINGS, self.settings)
             (self.path / SUMMARY).unlink(missing_ok=True)
+            remove_temporary(self.path)
         self._cut_back()
 
     def _cut_back(self) -> None:

@@ -127,7 +127,10 @@ def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: b
 
 
 def _name(path: Path, saved: Saved | None) -> str:
-    return path.name if saved is None else str(saved.state.get("run", path.name))
+    """Return the run's name; a run that is begun again has the one that it gets by itself."""
+    if saved is None:
+        return path.name if (path.parent / COMPARISON).exists() else ""
+    return str(saved.state.get("run", path.name))
 
 
 def _stored(path: Path) -> dict[str, Any]:
