@@ -119,7 +119,8 @@ def _page(cells: Mapping[tuple[str, str], Mapping[str, Any]], about: Mapping[str
 
     settings = about["settings"]
     words = (
-        f"Digits, 50 clients, {settings['per_round']} per round, alpha {settings['alpha']:g}, learning rate {settings['lr']:g}, {settings['rounds']} "
+        f"Digits, 50 clients, {settings['per_round']} per round, alpha {settings['alpha']:g}, "
+        f"learning rate {settings['lr']:g}, {settings['rounds']} "
         f"rounds, {settings['seeds']} seeds. Test accuracy in %, mean of the last five ± standard deviation."
     )
     place = f"at commit {about['commit']}, PyTorch {about['torch']}, {about['machine']}"

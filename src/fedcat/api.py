@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 
 from fedcat.config.layers import SettingsFile, untrusted
 from fedcat.config.settings import Settings
+from fedcat.config.toml import read_toml
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.nets import NETS, net_builder
 from fedcat.runs.build import Builder
@@ -179,7 +179,7 @@ def load_model(folder: str | Path, net: Any = None, model: str = "global", *, tr
         raise unknown_name("model", model, known)
     file = model_path(path, model)
     summary = read_summary(path)
-    settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    settings = read_toml(path / SETTINGS)
     checked = Settings.checked({key: settings.get(key) for key in ("net", "dtype")})
     name, dtype = checked.net, getattr(torch, checked.dtype)
     if isinstance(net, nn.Module):

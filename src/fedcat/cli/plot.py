@@ -82,7 +82,7 @@ def _runs(folder: Path) -> dict[str, list[Path]]:
     if (folder / COMPARISON).exists():
         lines = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
         found = {line["label"]: [folder / run["folder"] for run in line["runs"]] for line in lines}
-        if found:
+        if found and all("monitor" in line for line in lines):
             return found
         raise SettingError(f"the comparison in {str(folder)!r} is not finished: plot one of its runs")
     if not (folder / SUMMARY).exists():

@@ -81,9 +81,20 @@ def describe(settings: Sequence[Settings]) -> str:
         each(lambda s: f"momentum {s.momentum:g}" if s.optimizer == "sgd" else _part("optimizer", s.optimizer, s)),
         each(lambda s: "" if s.clip is None else f"clip {s.clip:g}"),
         same(lambda s: _part("aggregator", s.aggregator, s) if s.aggregator else ""),
+        same(_faults),
         same(lambda s: plural(s.rounds, "round")),
     )
     return "; ".join(filter(None, parts))
+
+
+def _faults(settings: Settings) -> str:
+    """Return the simulated faults and the guards as text."""
+    numbers = {
+        name: getattr(settings, name) for name in ("dropout", "deadline", "corrupt", "flip", "bound", "ban_after")
+    }
+    words = [f"{name.replace('_', ' ')} {value:g}" for name, value in numbers.items() if value]
+    words += [f"straggler {settings.straggler}"] if settings.straggler else []
+    return "; ".join([*words, *(["guard"] if settings.guard else [])])
 
 
 def _part(kind: str, name: str, settings: Settings) -> str:

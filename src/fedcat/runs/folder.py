@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -295,8 +296,14 @@ def read_model(path: Path, net: nn.Module) -> nn.Module:
     if not path.exists():
         folder = str(path.parent)
         raise SettingError(f"directory {folder!r} holds no {path.name}: its run failed, see {SUMMARY}")
-    stored = load_file(path)
-    missing, unexpected = net.load_state_dict(stored, strict=False)
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise SettingError(f"{str(path)!r} is damaged: {error}") from error
+    try:
+        missing, unexpected = net.load_state_dict(stored, strict=False)
+    except RuntimeError as error:
+        raise SettingError(f"net does not match {path.name}: {' '.join(str(error).split())}") from error
     tied = {t.data_ptr() for n, t in net.state_dict().items() if n in stored}
     lost = [n for n in missing if net.state_dict()[n].data_ptr() not in tied]
     if lost or unexpected:
@@ -311,7 +318,12 @@ def read_summary(folder: Path) -> RunSummary:
     path = folder / SUMMARY
     if not path.exists():
         raise SettingError(f"directory {str(folder)!r} holds no finished run: {SUMMARY} is missing")
-    return RunSummary.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    try:
+        return RunSummary.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, SettingError):
+            raise
+        raise SettingError(f"{str(path)!r} is damaged: {error!r}") from error
 
 
 def read_clients(folder: Path) -> list[dict[str, Any]] | None:
