@@ -50,6 +50,12 @@ NAMES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "fedg
 NAMES["fedcat"] = "FedCat"
 
 
+COLLAPSED = (
+    "Cells in which the training loss of a run fell back to chance (see docs/robustness.md). "
+    "They count in the means above."
+)
+
+
 def main() -> None:
     """Run, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -59,7 +65,24 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=5)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument(
+        "--page", action="store_true", help="write only the page and the figure again, from faults.json"
+    )
     words = parser.parse_args()
+    stored = words.out / "faults.json"
+    if not words.page:
+        (words.out / "figures").mkdir(parents=True, exist_ok=True)
+        stored.write_text(json.dumps(_study(words), indent=1) + "\n")
+    found = json.loads(stored.read_text())
+    cells = {(line["method"], line["faults"]): line for line in found["cells"]}
+    page = _page(cells, found["about"])
+    (words.out / "faults.md").write_text(page, encoding="utf-8")
+    _draw(cells, words.out / "figures" / "faults.png")
+    print(page)
+
+
+def _study(words: argparse.Namespace) -> dict[str, Any]:
+    """Run all cells side by side."""
     given = {name: getattr(words, name) for name in ("alpha", "rounds", "per_round", "lr")} | {"dataset": "digits"}
     cells = [(method, name, more) for method in METHODS for name, more in {**LOST, **LIES}.items()]
     builder, begin = Builder(), time.perf_counter()
@@ -70,23 +93,17 @@ def main() -> None:
     ]
     labels = [name for _, name, _ in cells for _ in range(words.seeds)]
     results = execute(runs, None, [ProgressDisplay(Console(), runs, labels, scores=False)])
-    seconds = time.perf_counter() - begin
     groups = [results[i : i + words.seeds] for i in range(0, len(results), words.seeds)]
-    lines = [{"method": m, "faults": n, **_figures(found)} for (m, n, _), found in zip(cells, groups, strict=True)]
     about = {
         "fedcat": fedcat.__version__,
         "commit": _commit(),
         "torch": str(torch.__version__),
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        "seconds": round(seconds, 1),
+        "seconds": round(time.perf_counter() - begin, 1),
         "settings": {**given, "seeds": words.seeds},
     }
-    (words.out / "figures").mkdir(parents=True, exist_ok=True)
-    (words.out / "faults.json").write_text(json.dumps({"about": about, "cells": lines}, indent=1) + "\n")
-    page = _page({(line["method"], line["faults"]): line for line in lines}, about)
-    (words.out / "faults.md").write_text(page, encoding="utf-8")
-    _draw({(line["method"], line["faults"]): line for line in lines}, words.out / "figures" / "faults.png")
-    print(page)
+    lines = [{"method": m, "faults": n, **_figures(found)} for (m, n, _), found in zip(cells, groups, strict=True)]
+    return {"about": about, "cells": lines}
 
 
 def _figures(results: Sequence[Result]) -> dict[str, Any]:
@@ -101,7 +118,7 @@ def _figures(results: Sequence[Result]) -> dict[str, Any]:
         "mean": statistics.fmean(last),
         "std": statistics.stdev(last) if len(last) > 1 else 0.0,
         "lost": sum(not hop.arrived for hop in hops) / len(hops),
-        "notes": sorted({note for result in results for note in result.summary.notes if "collapsed" in note}),
+        "collapsed": [any("collapsed" in note for note in result.summary.notes) for result in results],
     }
 
 
@@ -134,8 +151,19 @@ def _page(cells: Mapping[tuple[str, str], Mapping[str, Any]], about: Mapping[str
         "A fifth of the clients always sends its change with the sign turned. `guard`: hops are judged against the "
         "others of their round, client by client. The last column is what the guard costs if nobody lies."
     ]
+    fallen = [(cell, key) for key, cell in cells.items() if any(cell["collapsed"])]
+    rows = [[f"{NAMES[method]}, {name}", ", ".join(_seeds(cell["last_five"]))] for cell, (method, name) in fallen]
+    third = (
+        Sheet("Runs that collapsed", ["cell", "last five of each seed, %"], rows, [COLLAPSED]).markdown()
+        if rows
+        else ""
+    )
     first, second = sheet("Clients that are lost", [*LOST], lost), sheet("Clients that lie", [*LIES], lies)
-    return f"# Faults\n\n{words}\n\n{end} {made}\n\n![Accuracy with faults](figures/faults.png)\n\n{first}\n{second}"
+    return f"# Faults\n\n{words}\n\n{end} {made}\n\n![Accuracy with faults](figures/faults.png)\n\n{first}\n{second}\n{third}"
+
+
+def _seeds(values: Sequence[float]) -> list[str]:
+    return [f"{100 * value:.1f}" for value in values]
 
 
 def _cell(cell: Mapping[str, Any]) -> str:
@@ -155,18 +183,25 @@ def _draw(cells: Mapping[tuple[str, str], Mapping[str, Any]], path: Path) -> Non
     shares = [more.get("dropout", 0.0) for name, more in LOST.items() if "NaN" not in name]
     names = [name for name in LOST if "NaN" not in name]
     bars = ["no faults", *LIES]
+    low = 75
     for number, method in enumerate(METHODS):
         means = [100 * cells[method, name]["mean"] for name in names]
         left.plot([100 * s for s in shares], means, "o-", ms=4, color=COLORS[number], label=NAMES[method])
         places = [bar + 0.13 * (number - 2.5) for bar in range(len(bars))]
         heights = [100 * cells[method, name]["mean"] for name in bars]
-        spreads = [100 * cells[method, name]["std"] for name in bars]
-        right.bar(places, heights, 0.12, yerr=spreads, color=COLORS[number], error_kw={"lw": 0.7})
+        right.bar(places, heights, 0.12, color=COLORS[number])
+        for place, name in zip(places, bars, strict=True):
+            seeds = [100 * value for value in cells[method, name]["last_five"]]
+            right.plot([place] * len(seeds), seeds, "o", ms=2, color="black", mew=0)
     left.set_xlabel("dropout per hop, %", fontsize=9)
     left.set_ylabel("test accuracy, %", fontsize=9)
-    right.set_xticks(range(len(bars)), [name.replace(", ", ",\n") for name in bars], fontsize=8)
-    right.set_title("20 % of the clients turn the sign of their change", fontsize=9, loc="left")
+    right.set_xticks(range(len(bars)), [name.replace(" ", "\n", 1) for name in bars], fontsize=8)
+    left.set_title("Clients that drop out", fontsize=9, loc="left")
+    right.set_title(
+        "20 % of the clients turn the sign of their change, but for the first and last group", fontsize=9, loc="left"
+    )
     for axes in (left, right):
+        axes.set_ylim(low, 100)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
         axes.grid(axis="y", color="#eeeeee", linewidth=0.8)

@@ -19,7 +19,7 @@ from fedcat.methods.scaffold import Scaffold
 from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import Callback
 from fedcat.runs.folder import read_history
-from fedcat.runs.state import encode, load_state, save_state
+from fedcat.runs.state import check_like, encode, load_state, save_state
 
 FED = federation([3, 9, 5, 12, 7, 4])
 LAYOUT = layout_of(small_net())
@@ -198,3 +198,24 @@ def test_a_steering_evaluation_counts_as_training_traffic():
     spent = 2 * clients * (LAYOUT.size * 8 + 8 * 3)
     assert (plain.ledger.evaluation, steered.ledger.evaluation) == (spent, 0)
     assert steered.ledger.total - plain.ledger.total == spent
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        ({"a": None, "b": [1], "c": {}}, "state.a is a NoneType, not a float"),
+        ({"a": 1, "b": ["x"], "c": {}}, r"state.b\[0\] is a str, not a int"),
+        ({"a": 1.0, "b": [1]}, "state.c is missing"),
+        ({"a": True, "b": [1], "c": {}}, "state.a is a bool"),
+        ({"a": 1.0, "b": [1], "c": {"row": torch.zeros(3)}}, r"state.c.row is torch.float32 of shape \(3,\), not"),
+    ],
+)
+def test_a_state_that_is_built_otherwise_is_refused(state, place):
+    like = {"a": 0.5, "b": [7], "c": {"row": torch.zeros(2)} if "row" in state.get("c", {}) else {}}
+    with pytest.raises(TypeError, match=place):
+        check_like(state, like)
+
+
+def test_a_state_of_the_same_build_passes():
+    like = {"a": 0.5, "b": [], "c": {}, "d": None, "row": torch.zeros(2)}
+    check_like({"a": 3, "b": [[1]], "c": {"7": 1}, "d": {"x": 1}, "row": torch.ones(2), "more": 1}, like)

@@ -15,7 +15,7 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.metrics import METRICS
 from fedcat.report.curves import Curve, draw_curves
 from fedcat.report.files import check_plot
-from fedcat.runs.folder import COMPARISON, SUMMARY, read_history, read_summary
+from fedcat.runs.folder import COMPARISON, SUMMARY, read_history, read_summary, readable
 from fedcat.runs.history import Record
 
 AGAINST = {
@@ -80,9 +80,11 @@ def _variants(
 def _runs(folder: Path) -> dict[str, list[Path]]:
     """Return the directories of the runs by label."""
     if (folder / COMPARISON).exists():
-        lines = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
-        found = {line["label"]: [folder / run["folder"] for run in line["runs"]] for line in lines}
-        if found and all("monitor" in line for line in lines):
+        with readable(folder / COMPARISON):
+            lines = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+            found = {line["label"]: [folder / run["folder"] for run in line["runs"]] for line in lines}
+            done = bool(found) and all("monitor" in line for line in lines)
+        if done:
             return found
         raise SettingError(f"the comparison in {str(folder)!r} is not finished: plot one of its runs")
     if not (folder / SUMMARY).exists():

@@ -151,7 +151,7 @@ class Saved:
         try:
             content = {field.name: found[field.name] for field in fields(cls)}
             return cls(**{**content, "settings": tomllib.loads(content["settings"])})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError(f"{str(path)!r} is damaged, or not a checkpoint that fedcat wrote: {error}") from error
 
 

@@ -318,23 +318,31 @@ def read_summary(folder: Path) -> RunSummary:
     path = folder / SUMMARY
     if not path.exists():
         raise SettingError(f"directory {str(folder)!r} holds no finished run: {SUMMARY} is missing")
-    try:
+    with readable(path):
         return RunSummary.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, SettingError):
-            raise
-        raise SettingError(f"{str(path)!r} is damaged: {error!r}") from error
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with the content of a file into a `SettingError` that names the file."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise SettingError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}") from error
 
 
 def read_clients(folder: Path) -> list[dict[str, Any]] | None:
     """Read the final model's metrics on each client, if there are any."""
     path = folder / CLIENTS
-    found: list[dict[str, Any]] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    with readable(path):
+        found: list[dict[str, Any]] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     return found
 
 
 def read_history(folder: Path, rounds: int | None = None) -> list[Record]:
     """Read a run's history, or its first `rounds`; a last line that a killed process cut short is left out."""
-    with (folder / HISTORY).open(encoding="utf-8") as file:
+    with readable(folder / HISTORY), (folder / HISTORY).open(encoding="utf-8") as file:
         lines = itertools.islice(file, rounds)
         return [Record.from_dict(json.loads(line)) for line in lines if line.endswith("\n")]

@@ -59,7 +59,7 @@ def listed(path: Path) -> Listed:
             summary = read_summary(path)
             figures, name = summary.figures(), summary.monitor
             last, best = _text(name, figures.final), _text(name, figures.best)
-            return Listed(path, summary.status, summary.rounds, planned, name, last, best)
+            return Listed(path, str(summary.status), int(summary.rounds), planned, str(name), last, best)
         held = is_locked(path) or ((path.parent / COMPARISON).exists() and is_locked(path.parent))
         history = read_history(path)
         seen = [record.accuracy for record in history if record.accuracy is not None]

@@ -18,8 +18,9 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.files import locked
 from fedcat.runs.build import Builder
 from fedcat.runs.checkpoint import Saved, newest
-from fedcat.runs.folder import COMPARISON, SETTINGS, SUMMARY, RunFolder, read_history, read_summary
+from fedcat.runs.folder import COMPARISON, SETTINGS, SUMMARY, RunFolder, read_history, read_summary, readable
 from fedcat.runs.run import Run
+from fedcat.runs.state import check_like
 from fedcat.runs.summary import versions
 
 PARTS = (*REGISTRIES, *LISTS)
@@ -66,20 +67,14 @@ class Resumed:
             self.run.late_notes.append("it had no checkpoint yet, and was begun again")
             return
         try:
-            self.run.restore(self.saved.state, _history(self.path, self.saved.state["rounds"]))
+            check_like(self.saved.state, self.run.state())
+            self.run.restore(self.saved.state, read_history(self.path, self.saved.state["rounds"]))
             self.run.check_row()
         except SettingError:
             raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
             raise SettingError(f"the checkpoint of {str(self.path)!r} does not fit its run: {error!r}") from error
         self.run.late_notes.append(f"resumed after round {len(self.run.history)}")
-
-
-def _history(path: Path, rounds: int) -> list[Any]:
-    try:
-        return read_history(path, rounds)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingError(f"the history of {str(path)!r} cannot be read: {error!r}") from error
 
 
 def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: bool = False) -> Resumed:
@@ -199,13 +194,11 @@ def holding(path: Path) -> Iterator[None]:
 
 def read_plan(path: Path) -> list[tuple[str, list[tuple[int, Path]]]]:
     """Return the labels of a comparison's variants, each with its seeds and the directories of its runs."""
-    try:
+    with readable(path / COMPARISON):
         lines = json.loads((path / COMPARISON).read_text(encoding="utf-8"))
         found = [
             (str(line["label"]), [(int(r["seed"]), path / str(r["folder"])) for r in line["runs"]]) for line in lines
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingError(f"{str(path / COMPARISON)!r} is damaged: {error!r}") from error
     if not found or any(not runs for _, runs in found) or len({tuple(s for s, _ in runs) for _, runs in found}) > 1:
         raise SettingError(f"{str(path / COMPARISON)!r} is damaged: it must list labels with the same seeds")
     if any(folder.parent != path or folder.name == ".." for _, runs in found for _, folder in runs):

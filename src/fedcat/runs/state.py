@@ -85,6 +85,30 @@ def load_state(path: Path, device: torch.device | str | None = None) -> Any:
         raise SettingError(f"{str(path)!r} is damaged, or not a state that fedcat wrote: {why}") from error
 
 
+def check_like(state: Any, like: Any, place: str = "state") -> None:
+    """Raise a `TypeError` if a state is not built like another one: names, types, and the shapes of tensors.
+
+    Where the other one holds None or an empty table or list, nothing is known and anything passes.
+    """
+    if like is None:
+        return
+    number = type(like) is float and type(state) is int
+    if not number and type(state) is not type(like):
+        raise TypeError(f"{place} is a {type(state).__name__}, not a {type(like).__name__}")
+    if isinstance(like, Tensor) and (state.shape, state.dtype) != (like.shape, like.dtype):
+        raise TypeError(
+            f"{place} is {state.dtype} of shape {tuple(state.shape)}, not {like.dtype} of {tuple(like.shape)}"
+        )
+    if isinstance(like, dict):
+        for name, value in like.items():
+            if name not in state:
+                raise TypeError(f"{place}.{name} is missing")
+            check_like(state[name], value, f"{place}.{name}")
+    if isinstance(like, list) and len(state) == len(like):
+        for index, (one, other) in enumerate(zip(state, like, strict=True)):
+            check_like(one, other, f"{place}[{index}]")
+
+
 def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of a state's JSON and of its tensors: names, types, shapes and bytes."""
     digest = hashlib.sha256(text.encode())
