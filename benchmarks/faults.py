@@ -159,7 +159,8 @@ def _page(cells: Mapping[tuple[str, str], Mapping[str, Any]], about: Mapping[str
         else ""
     )
     first, second = sheet("Clients that are lost", [*LOST], lost), sheet("Clients that lie", [*LIES], lies)
-    return f"# Faults\n\n{words}\n\n{end} {made}\n\n![Accuracy with faults](figures/faults.png)\n\n{first}\n{second}\n{third}"
+    head = f"# Faults\n\n{words}\n\n{end} {made}\n\n![Accuracy with faults](figures/faults.png)\n\n"
+    return f"{head}{first}\n{second}\n{third}"
 
 
 def _seeds(values: Sequence[float]) -> list[str]:

@@ -193,4 +193,11 @@ def load_model(folder: str | Path, net: Any = None, model: str = "global", *, tr
             f"net {name!r} of this run is not known by name: pass the net as load_model(folder, net=...)"
         )
     shape, outputs = tuple(summary.input_shape), summary.outputs
-    return read_model(file, net_builder(net or NETS.get(name), shape, outputs)().to(dtype))
+    try:
+        made = net_builder(net or NETS.get(name), shape, outputs)().to(dtype)
+    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, SettingError):
+            raise
+        why = str(error).splitlines()[0]
+        raise SettingError(f"net {name!r} cannot be made for inputs of {shape} and {outputs} outputs: {why}") from error
+    return read_model(file, made)

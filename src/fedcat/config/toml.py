@@ -19,14 +19,24 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a settings file; names and values are checked by `resolve`."""
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            found = tomllib.load(file)
+        _check_integers(found)
+        return found
     except FileNotFoundError as error:
         raise SettingError(f"settings file {str(path)!r} does not exist") from error
     except OSError as error:
         hint = f", use {str(path / 'settings.toml')!r}" if (path / "settings.toml").is_file() else ""
         raise SettingError(f"settings file {str(path)!r} cannot be read: {error.strerror}{hint}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SettingError(f"settings file {str(path)!r} is not valid TOML: {error}") from error
+
+
+def _check_integers(value: Any) -> None:
+    """Raise a ValueError for an integer of more than 64 bits, which TOML does not know and which cannot be printed."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        raise ValueError("an integer has more than 64 bits")
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_integers(entry)
 
 
 def toml(values: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcat.core.errors import SettingError
+from fedcat.core.text import visible
 
 
 def find_device(name: str) -> torch.device:
@@ -25,7 +26,7 @@ def find_device(name: str) -> torch.device:
             raise SettingError(f"device {name!r} needs CUDA, which is not available here: use cpu or auto")
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
+        first = visible(str(error).splitlines()[0])
         raise SettingError(f"device {name!r} cannot be used ({first}): use auto, cpu, cuda or cuda:0") from error
 
 

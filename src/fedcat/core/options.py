@@ -88,9 +88,10 @@ class Typed(str):
         if kind is list:
             return [part.strip() for part in self.split(",")]
         try:
-            return tomllib.loads(f"value = {self}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = tomllib.loads(f"value = {self}")["value"]
+        except (ValueError, RecursionError):
             return str(self)
+        return str(self) if isinstance(value, int) and abs(value) >= 2**64 else value
 
 
 def options(factory: Callable[..., Any]) -> dict[str, Any]:

@@ -150,7 +150,10 @@ class Saved:
         found = load_state(path, device)
         try:
             content = {field.name: found[field.name] for field in fields(cls)}
-            return cls(**{**content, "settings": tomllib.loads(content["settings"])})
+            content["settings"] = tomllib.loads(content["settings"])
+            if not all(isinstance(value, dict) for value in content.values()):
+                raise TypeError("its parts must be tables")
+            return cls(**content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError(f"{str(path)!r} is damaged, or not a checkpoint that fedcat wrote: {error}") from error
 

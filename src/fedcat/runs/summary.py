@@ -184,6 +184,11 @@ class RunSummary:
                 f"the run was written in format {plain.get('version', 1)}, and this version of fedcat reads {VERSION}"
             )
         given = {field.name: plain[field.name] for field in fields(cls)}
+        for name, kind in (("name", str), ("status", str), ("monitor", str), ("rounds", int), ("outputs", int)):
+            if type(given[name]) is not kind:
+                raise TypeError(f"{name} must be {kind.__name__}, got {given[name]!r}")
+        if not all(type(size) is int for size in given["input_shape"]):
+            raise TypeError(f"input_shape must be a list of integers, got {given['input_shape']!r}")
         given["metrics"] = {
             model: {name: Figures(**figures) for name, figures in found.items()}
             for model, found in plain["metrics"].items()
