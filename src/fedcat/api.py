@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from fedcat.config.layers import SettingsFile, untrusted
@@ -20,7 +19,7 @@ from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import CallbackPart, check_list
 from fedcat.runs.comparison import Comparison, VariantResult
 from fedcat.runs.folder import COMPARISON, SETTINGS, model_path, models_in, read_model, read_summary
-from fedcat.runs.progress import ProgressDisplay
+from fedcat.runs.progress import LastingConsole, ProgressDisplay
 from fedcat.runs.result import Result
 from fedcat.runs.resume import Resumed, build_again, holding
 from fedcat.runs.run import Run
@@ -74,7 +73,7 @@ def _run(
     built: Run, place: Path | Resumed | None, progress: bool, callbacks: Sequence[CallbackPart], hold: Path | None
 ) -> Result:
     _warn(built.early_notes, 4)
-    shown = [ProgressDisplay(Console(highlight=False), [built], [built.settings.method])] if progress else []
+    shown = [ProgressDisplay(LastingConsole(highlight=False), [built], [built.settings.method])] if progress else []
     result = execute([built], None if place is None else [place], [*shown, *callbacks], hold)[0]
     if result.error is not None:
         raise result.error
@@ -108,7 +107,7 @@ def _compare(comparison: Comparison, progress: bool, callbacks: Sequence[Callbac
     _warn(comparison.notes, 4)
     left = comparison.pending
     labels = [comparison.label_of(run) for run in left]
-    shown = [ProgressDisplay(Console(highlight=False), left, labels)] if progress and left else []
+    shown = [ProgressDisplay(LastingConsole(highlight=False), left, labels)] if progress and left else []
     found = comparison.run([*shown, *callbacks])
     _warn(comparison.late_notes, 4)
     return found

@@ -66,7 +66,7 @@ def test_what_cannot_be_plotted(fedcat_command, words, message):
 
 
 def test_a_comparison_that_is_not_finished(tmp_path):
-    (tmp_path / "comparison.json").write_text("[]\n")
+    (tmp_path / "comparison.json").write_text('[{"label": "a", "runs": [{"seed": 0, "folder": "a"}]}]')
     with pytest.raises(SettingError, match="is not finished"):
         _runs(tmp_path)
 

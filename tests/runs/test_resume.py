@@ -24,6 +24,7 @@ from fedcat.core.files import locked
 from fedcat.methods import METHODS
 from fedcat.runs.checkpoint import LAST, PREVIOUS, Saved
 from fedcat.runs.folder import read_history
+from fedcat.runs.summary import Decisions
 
 SOURCE = Path(__file__).parents[2] / "src"
 SHORT = {"dataset": "digits", "clients": 20, "per_round": 4, "epochs": 1, "evaluate_every": 3, "average": 0.9}
@@ -304,13 +305,71 @@ def test_what_is_no_run(tmp_path, make, message):
 
 
 def test_a_run_without_checkpoints_says_so(tmp_path):
-    fedcat.run(method="fedavg", out=tmp_path / "a", rounds=2, checkpoint_every="never", **SHORT)
+    whole = fedcat.run(method="fedavg", out=tmp_path / "a", rounds=2, checkpoint_every="never", **SHORT)
     assert not (tmp_path / "a" / "checkpoint").exists()
-    with pytest.raises(SettingError, match=r"it has ended \(finished\) and left no checkpoint"):
+    with pytest.raises(SettingError, match="cannot be resumed: it was run without checkpoints"):
         fedcat.resume(tmp_path / "a", rounds=4)
+    assert fedcat.resume(tmp_path / "a").history == whole.history  # it is complete
+    fedcat.run(method="fedavg", out=tmp_path / "b", rounds=2, **SHORT)
+    shutil.rmtree(tmp_path / "b" / "checkpoint")
+    with pytest.raises(SettingError, match=r"it has ended \(finished\) and left no checkpoint"):
+        fedcat.resume(tmp_path / "b", rounds=4)
     (tmp_path / "a" / "run.json").unlink()
-    with pytest.raises(SettingError, match="it was run with checkpoint_every 'never'"):
+    with pytest.raises(SettingError, match="it was run without checkpoints"):
         fedcat.resume(tmp_path / "a")
+
+
+def test_a_complete_run_of_a_comparison_needs_no_checkpoint(tmp_path):
+    fedcat.compare(["fedavg", "fedcat"], 1, out=tmp_path / "c", rounds=4, **SHORT)
+    shutil.rmtree(tmp_path / "c" / "fedavg-seed0" / "checkpoint")
+    (tmp_path / "c" / "fedcat-seed0" / "run.json").unlink()
+    assert [line.label for line in fedcat.resume(tmp_path / "c")] == ["fedavg", "fedcat"]
+
+
+def test_notes_about_an_end_do_not_outlive_it(tmp_path):
+    class Stop(fedcat.Callback):
+        def on_round(self, run, record):
+            if record.round == 3 and not run.resumed:
+                run.stop("enough")
+
+    with pytest.warns(UserWarning, match="stopped after round 3 of 6: enough"):
+        first = fedcat.run(method="fedavg", out=tmp_path / "run", rounds=6, dropout=0.5, callbacks=[Stop], **SHORT)
+    assert first.summary.notes[-1].startswith("the replies of")
+    with pytest.warns(UserWarning, match="the replies of"):
+        again = fedcat.resume(tmp_path / "run")
+    resumed, lost = again.summary.notes
+    assert resumed == "resumed after round 3"
+    assert " of 24 hops are missing" in lost
+
+
+def test_the_state_of_a_callback_may_change_its_type(tmp_path):
+    class Best(fedcat.Callback):
+        def __init__(self):
+            self.best = 0
+
+        def on_round(self, run, record):
+            self.best = max(self.best, record.train_loss)
+
+        def state(self):
+            return {"best": self.best}
+
+        def restore(self, state):
+            self.best = state["best"]
+
+    words = {**SHORT, "rounds": 8, "method": "fedavg", "checkpoint_every": "2r"}
+    with pytest.raises(CutError):
+        fedcat.run(out=tmp_path / "run", callbacks=[Cut(5), Best], **words)
+    other = Best()
+    fedcat.resume(tmp_path / "run", callbacks=[other])
+    assert other.best > 0
+
+
+def test_a_run_of_a_cpu_stays_there(tmp_path, monkeypatch):
+    cut(tmp_path / "run", method="fedavg", device="cpu")
+    build = "fedcat.runs.build.Decisions"
+    monkeypatch.setattr(build, lambda device, *rest: Decisions("cuda:0", *rest))
+    with pytest.raises(SettingError, match="device must be cpu: the run began on a CPU, got 'cuda:0'"):
+        fedcat.resume(tmp_path / "run")
 
 
 # Damage
@@ -337,6 +396,25 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
         result = fedcat.resume(tmp_path / "cut")
     assert result.summary.notes[-1] == "resumed after round 3"
     assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_checkpoint_that_was_passed_over_does_not_come_back(tmp_path):
+    """It fits by its length again once the history has grown, but its offsets are those of other lines."""
+    cut(tmp_path / "run", method="fedavg")
+    file = tmp_path / "run" / "history.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
+
+    class Again(fedcat.Callback):
+        def on_round(self, run, record):
+            if record.round == 9:
+                raise CutError
+
+    with pytest.warns(UserWarning, match="was passed over"), pytest.raises(CutError):
+        fedcat.resume(tmp_path / "run", callbacks=[Again], checkpoint_every="1h")
+    (tmp_path / "run" / "run.json").unlink()
+    assert not (tmp_path / "run" / "checkpoint" / LAST).exists()
+    assert fedcat.resume(tmp_path / "run").summary.notes[-1] == "resumed after round 3"
+    assert [record.round for record in read_history(tmp_path / "run")] == list(range(1, 11))
 
 
 def test_without_a_good_checkpoint_nothing_is_touched(tmp_path):
@@ -407,6 +485,18 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path, number, code):
     fedcat.run(method="fedcat", out=tmp_path / "whole", rounds=saved.state["rounds"], clients=20, epochs=1)
     whole = Saved.read(tmp_path / "whole" / "checkpoint" / LAST)
     assert torch.equal(saved.state["server"]["copies"], whole.state["server"]["copies"])
+
+
+def test_a_run_goes_on_if_nobody_reads_what_it_prints(tmp_path):
+    with started(tmp_path, "--evaluate-every", "1", "--checkpoint-every", "1h") as process:
+        wait_for(lambda: (tmp_path / "run" / "history.jsonl").exists() and len(lines(tmp_path / "run")) > 1)
+        process.stdout.close()
+        process.stderr.close()
+        before = len(lines(tmp_path / "run"))
+        wait_for(lambda: len(lines(tmp_path / "run")) > before + 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert Saved.read(tmp_path / "run" / "checkpoint" / LAST).state["rounds"] > before
 
 
 def test_a_full_disk_is_told_and_the_last_good_checkpoint_resumes(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +14,9 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.metrics import METRICS
 from fedcat.report.curves import Curve, draw_curves
 from fedcat.report.files import check_plot
-from fedcat.runs.folder import COMPARISON, SUMMARY, read_history, read_summary, readable
+from fedcat.runs.folder import COMPARISON, SUMMARY, read_history, read_summary
 from fedcat.runs.history import Record
+from fedcat.runs.resume import read_plan
 
 AGAINST = {
     "rounds": "round",
@@ -80,11 +80,8 @@ def _variants(
 def _runs(folder: Path) -> dict[str, list[Path]]:
     """Return the directories of the runs by label."""
     if (folder / COMPARISON).exists():
-        with readable(folder / COMPARISON):
-            lines = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
-            found = {line["label"]: [folder / run["folder"] for run in line["runs"]] for line in lines}
-            done = bool(found) and all("monitor" in line for line in lines)
-        if done:
+        found = {label: [path for _, path in runs] for label, runs in read_plan(folder)}
+        if all((path / SUMMARY).exists() for paths in found.values() for path in paths):
             return found
         raise SettingError(f"the comparison in {str(folder)!r} is not finished: plot one of its runs")
     if not (folder / SUMMARY).exists():

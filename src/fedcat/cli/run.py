@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from fedcat.cli.options import (
     AggregatorOptions,
@@ -31,14 +30,14 @@ from fedcat.core.text import plural
 from fedcat.runs.build import Builder
 from fedcat.runs.comparison import Comparison
 from fedcat.runs.folder import COMPARISON, check_free, reserve
-from fedcat.runs.progress import ProgressDisplay
+from fedcat.runs.progress import LastingConsole, ProgressDisplay
 from fedcat.runs.result import Result
 from fedcat.runs.resume import FREE, PARTS, Resumed, build_again, holding
 from fedcat.runs.run import Run
 from fedcat.runs.runner import execute, stored_result
 
-out = Console(highlight=False, markup=False)
-err = Console(stderr=True, highlight=False, markup=False)
+out = LastingConsole(highlight=False, markup=False)
+err = LastingConsole(stderr=True, highlight=False, markup=False)
 
 File = Annotated[Path | None, typer.Argument(help="a TOML settings file; flags override it", show_default=False)]
 
@@ -84,7 +83,7 @@ def _run(built: Run, path: Path, place: Path | Resumed) -> None:
     try:
         result = execute([built], [place], [progress], hold=path if place is path else None)[0]
     except KeyboardInterrupt as error:
-        _interrupted(error, progress, path)
+        _interrupted(error, progress, path, [built])
     show_notes(err, built.late_notes)
     show_result(out, result, built.metrics)
     _exit([result])
@@ -147,7 +146,7 @@ def _compare(comparison: Comparison, path: Path) -> None:
     try:
         found = comparison.run([progress] if progress else [])
     except KeyboardInterrupt as error:
-        _interrupted(error, progress, path)
+        _interrupted(error, progress, path, runs)
     show_notes(err, comparison.late_notes)
     show_comparison(out, found, runs[0].metrics)
     results = [result for variant in found for result in variant.results]
@@ -168,18 +167,21 @@ def resume(
     `--rounds` may be raised. A part of your own, such as a net, is imported only if you name it again or trust the
     directory.
     """
-    with _setting_up(), holding(folder):
+    with holding(folder):
         if (folder / COMPARISON).exists():
-            comparison = Comparison.resume(folder, trust, **given)
+            with _setting_up():
+                comparison = Comparison.resume(folder, trust, **given)
             _compare(comparison, folder)
             return
-        again = build_again(Builder(), folder, given, trust)
-        if again.complete:
-            result = stored_result(again)
-            say(out, f"complete after {plural(result.summary.rounds, 'round')}; --rounds lets it go on for more")
-            show_result(out, result, again.run.metrics)
-        else:
+        with _setting_up():
+            again = build_again(Builder(), folder, given, trust)
+        if not again.complete:
             _run(again.run, folder, again)
+            return
+        result = stored_result(again)
+        say(out, f"complete after {plural(result.summary.rounds, 'round')}; --rounds lets it go on for more")
+        show_result(out, result, again.run.metrics)
+        _exit([result])
 
 
 @contextmanager
@@ -223,9 +225,13 @@ def _exit(results: Sequence[Result], unwritten: str = "") -> None:
         raise typer.Exit(1)
 
 
-def _interrupted(error: KeyboardInterrupt, progress: ProgressDisplay | None, path: Path) -> NoReturn:
+def _interrupted(
+    error: KeyboardInterrupt, progress: ProgressDisplay | None, path: Path, runs: Sequence[Run]
+) -> NoReturn:
     """Say where a run that a signal has ended can go on, and end with the code of that signal."""
     name = str(error) or "an interrupt"
     done = plural(0 if progress is None else progress.done, "round")
-    say(err, f"ended by {name} after {done}; `fedcat resume {path}` goes on")
+    saved = all(run.settings.checkpoint_every != "never" for run in runs)
+    rest = f"`fedcat resume {path}` goes on" if saved else f"there is no checkpoint; what there is, is in {path}"
+    say(err, f"ended by {name} after {done}; {rest}")
     raise typer.Exit(error.exit_code if isinstance(error, Interrupt) else 130)

@@ -32,6 +32,7 @@ FAULTS, GUARDS = "Simulated faults", "Guards"
 POSITIVE = Bounds(above=0)
 SHARE = Bounds(at_least=0, at_most=1)
 COUNT = Bounds(at_least=1)
+PROCESSES = Bounds(at_least=1, at_most=4096)
 AMOUNT = Bounds(at_least=1, at_most=10**9)
 SEED = Bounds(at_least=0, below=2**63)
 
@@ -192,9 +193,9 @@ class Settings:
     exact: bool | None = _setting(
         None, MACHINE, "same bits no matter what else runs in the comparison; default: on for a CPU, where it is cheap"
     )
-    threads: int | None = _setting(None, MACHINE, "PyTorch threads on a CPU; default: PyTorch's choice", COUNT)
+    threads: int | None = _setting(None, MACHINE, "PyTorch threads on a CPU; default: PyTorch's choice", PROCESSES)
     workers: int | None = _setting(
-        None, MACHINE, "training processes on a CPU, one thread each; default: as many as threads", COUNT
+        None, MACHINE, "training processes on a CPU, one thread each; default: as many as threads", PROCESSES
     )
     checkpoint_every: str = _setting(
         "60s",

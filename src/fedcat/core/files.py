@@ -97,7 +97,8 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         _HELD.discard(mine)
         with suppress(OSError):
-            path.unlink()
+            if _is(path, file):  # not of a process that has made the directory again
+                path.unlink()
         os.close(file)
 
 

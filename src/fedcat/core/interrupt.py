@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -73,7 +74,8 @@ class DeferredInterrupt:
         self._asked = number
         if number == getattr(signal, "SIGHUP", None):
             self._leave_terminal()
-        os.write(2, NOTICE.encode())  # not through sys.stderr, whose lock may be held
+        with suppress(OSError):  # such as a pipe whose reader the same Ctrl-C has ended
+            os.write(2, NOTICE.encode())  # not through sys.stderr, whose lock may be held
 
     def _leave_terminal(self) -> None:
         """Let what is printed to a terminal that is gone vanish, instead of ending the run by an error."""

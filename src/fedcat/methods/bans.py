@@ -39,8 +39,8 @@ class Bans:
         self.refused.update(refused)
         if self.after is None:
             return False
-        late = [c for c in dict.fromkeys(refused) if self.refused[c] >= self.after and c not in self.banned]
-        fresh = late[: self.most - len(self.banned)]
+        reached = [c for c in dict.fromkeys(refused) if self.refused[c] >= self.after and c not in self.banned]
+        fresh = reached[: self.most - len(self.banned)]
         self.banned += fresh
         return bool(fresh)
 

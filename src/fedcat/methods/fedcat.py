@@ -275,7 +275,7 @@ class FedCat(Method):
         """Restore from `state`."""
         self.row = state["row"]
         self._begin(state["first"])
-        self.copies = list(state["copies"].unbind(0))
+        self.copies = [copy.clone() for copy in state["copies"]]
         self.seen, self._next = list(state["seen"]), list(state["next"])
         self._passed = {
             int(r): {int(c): (row, seen) for c, (row, seen) in copies.items()} for r, copies in state["passed"].items()

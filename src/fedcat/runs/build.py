@@ -249,6 +249,8 @@ def _method(resolved: Resolved, federation: Federation, layout: Layout, start: T
         raise SettingError(f"average cannot be set: the method {name!r} keeps no average over rounds")
     if settings.ban_after is not None and not hasattr(getattr(method, "selector", None), "exclude"):
         raise SettingError(f"ban_after cannot be set: the selection of method {name!r} cannot leave clients out")
+    if settings.on_collapse == "restore" and type(method).rewind is Method.rewind:
+        raise SettingError(f"on_collapse cannot be 'restore': the method {name!r} cannot take its model back")
     for model in settings.evaluate:
         if model not in method.extra_models:
             raise unknown_name(f"model of method {name!r} to evaluate", model, method.extra_models)

@@ -44,10 +44,12 @@ class Checkpoints(Callback):
         The thread that writes.
     interval : tuple of float and int
         Seconds and rounds between checkpoints, see `Settings.checkpoint_interval`.
+    runs : int
+        How many runs share the time of checkpoints.
     """
 
-    def __init__(self, folder: RunFolder, writer: Executor, interval: tuple[float, int]) -> None:
-        self.folder, self._writer = folder, writer
+    def __init__(self, folder: RunFolder, writer: Executor, interval: tuple[float, int], runs: int = 1) -> None:
+        self.folder, self._writer, self._runs = folder, writer, runs
         self._seconds, self._rounds = interval
         self._pending: Future[float] | None = None
         self._since, self._cost = time.monotonic(), 0.0
@@ -62,7 +64,7 @@ class Checkpoints(Callback):
         if self._rounds:
             due = record.round % self._rounds == 0
         else:
-            due = time.monotonic() - self._since >= max(self._seconds, self._cost / SHARE)
+            due = time.monotonic() - self._since >= max(self._seconds, self._runs * self._cost / SHARE)
         if due and not run.done:
             self._save(run, wait=bool(self._rounds))
 
@@ -93,7 +95,7 @@ class Checkpoints(Callback):
             "state": run.state(),
         }
         try:
-            encoded = encode(content, copy=False)
+            encoded = encode(content)
         except TypeError as error:
             self._off = True
             warnings.warn(f"run {run.name!r} is not saved and cannot be resumed: {error}", stacklevel=2)

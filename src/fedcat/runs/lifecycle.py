@@ -40,6 +40,7 @@ class Lifecycle(ABC):
         self.error_in_callback = False
         self._status = ""
         self._stopping = False
+        self._of_end: list[str] = []  # those of the notes that are about how it ended
 
     def _callbacks_state(self) -> list[list[Any]]:
         """Return the callbacks' state, each with the name of its class."""
@@ -56,6 +57,7 @@ class Lifecycle(ABC):
 
     def _renew(self) -> None:
         """Forget how it ended, to go on from a state."""
+        self._of_end = []
         self.error, self.error_in_callback, self._status, self._stopping = None, False, "", False
 
     @property
@@ -110,7 +112,7 @@ class Lifecycle(ABC):
         self._stopping = True
         if self.error is None:
             reason = f": {why}" if why else ""
-            self.late_notes.append(f"stopped after round {len(self.history)} of {self.rounds}{reason}")
+            self._note_end(f"stopped after round {len(self.history)} of {self.rounds}{reason}")
 
     def end(self, cause: BaseException | None = None) -> None:
         """End the run and tell the callbacks; `cause` is what ended it before it was done."""
@@ -122,13 +124,22 @@ class Lifecycle(ABC):
             with self._failing_alone("the evaluation on each client"):
                 self._finish()
         self._status = self._outcome()
-        self.late_notes += [*([_described(self.error)] if self._status == "failed" else []), *self._closing_notes()]
+        self._note_end(*([_described(self.error)] if self._status == "failed" else []), *self._closing_notes())
         for callback in reversed(self.callbacks):  # the first one, which writes the run's directory, is told last
             with self._failing_alone(f"on_end of the callback {type(callback).__name__}"):
                 callback.on_end(self)  # type: ignore[arg-type]
             if self.error_in_callback and self._status != "failed":
                 self._status = "failed"
                 self.late_notes.append(_described(self.error))
+
+    def _note_end(self, *notes: str) -> None:
+        self.late_notes += notes
+        self._of_end += notes
+
+    @property
+    def lasting_notes(self) -> list[str]:
+        """The late notes that hold also if the run goes on."""
+        return [note for note in self.late_notes if note not in self._of_end]
 
     def _outcome(self) -> str:
         if isinstance(self.error, KeyboardInterrupt):

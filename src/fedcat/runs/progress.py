@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -13,6 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from fedcat.runs.callbacks import Callback
 from fedcat.runs.history import Record
 from fedcat.runs.run import Run
+
+
+class LastingConsole(Console):
+    """A console without which a run goes on: what nobody reads any more is not printed."""
+
+    def on_broken_pipe(self) -> None:
+        """Print to nowhere from now on, as after ``| head``."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2 if self.stderr else 1)
+        os.close(nowhere)
 
 
 class ProgressDisplay(Callback):

@@ -16,8 +16,9 @@ from fedcat.config.toml import read_toml
 from fedcat.core.device import find_device
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.files import locked
+from fedcat.core.options import Typed
 from fedcat.runs.build import Builder
-from fedcat.runs.checkpoint import Saved, newest
+from fedcat.runs.checkpoint import FOLDER, LAST, Saved, newest
 from fedcat.runs.folder import COMPARISON, SETTINGS, SUMMARY, RunFolder, read_history, read_summary, readable
 from fedcat.runs.run import Run
 from fedcat.runs.state import check_like
@@ -49,6 +50,8 @@ class Resumed:
         The checkpoint that it goes on from; None if it begins again.
     complete : bool
         Whether there is nothing left to do.
+    passed_over : bool
+        Whether the last checkpoint was not sound, so that it goes on from the one before.
     """
 
     run: Run
@@ -56,6 +59,7 @@ class Resumed:
     settings: str
     saved: Saved | None
     complete: bool
+    passed_over: bool = False
 
     def open(self) -> RunFolder:
         """Return the run's directory, ready to be written on."""
@@ -67,13 +71,15 @@ class Resumed:
             self.run.late_notes.append("it had no checkpoint yet, and was begun again")
             return
         try:
-            check_like(self.saved.state, self.run.state())
+            check_like({**self.saved.state, "callbacks": []}, {**self.run.state(), "callbacks": []})
             self.run.restore(self.saved.state, read_history(self.path, self.saved.state["rounds"]))
             self.run.check_row()
         except SettingError:
             raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
             raise SettingError(f"the checkpoint of {str(self.path)!r} does not fit its run: {error!r}") from error
+        if self.passed_over:  # or it could fit again by chance when the files have grown
+            (self.path / FOLDER / LAST).unlink(missing_ok=True)
         self.run.late_notes.append(f"resumed after round {len(self.run.history)}")
 
 
@@ -97,12 +103,12 @@ def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: b
                 raise SettingError(f"{name} cannot change when a run is resumed: only {', '.join(FREE)} can")
             raise unknown_name("setting", name, (*FREE, *PARTS))
     stored = _stored(path)
-    saved, notes = newest(path, str(given["device"]) if "device" in given else None)
     status, rounds = _ended(path)
-    if saved is None and status:
-        raise SettingError(f"run {str(path)!r} cannot be resumed: it has ended ({status}) and left no checkpoint")
-    if saved is None and stored.get("checkpoint_every") == "never":
-        raise SettingError(f"run {str(path)!r} cannot be resumed: it was run with checkpoint_every 'never'")
+    complete = status in COMPLETE and rounds == _rounds(given, stored)
+    saved, trouble = (None, []) if complete else newest(path, _device(given, stored))
+    if saved is None and not complete:
+        _check_begins_again(path, stored, status)
+    notes = list(trouble)
     pinned = {} if saved is None else _pinned(stored, saved, given)
     file = SettingsFile.read(path / SETTINGS, trust, given)
     layer = {**file.layer, **as_layer({name: value for name, value in given.items() if name in PARTS})}
@@ -113,12 +119,33 @@ def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: b
     _check_same(path, saved.settings if saved else stored, run.settings)
     if saved is not None:
         _check_rounds(saved.settings, run.settings)
+        if saved.decisions.get("device") == "cpu" and run.decisions.device != "cpu":
+            raise SettingError(f"device must be cpu: the run began on a CPU, got {run.decisions.device!r}")
         notes += _warnings(saved, run)
         if saved.decisions.get("engine") == run.decisions.engine:
             run.decisions = replace(run.decisions, reason=str(saved.decisions.get("reason")))
     run.early_notes = (*run.early_notes, *notes)
-    complete = status in COMPLETE and rounds == run.settings.rounds
-    return Resumed(run, path, run.settings.toml(), saved, complete)
+    return Resumed(run, path, run.settings.toml(), saved, complete, bool(trouble))
+
+
+def _rounds(given: Mapping[str, Any], stored: Mapping[str, Any]) -> Any:
+    """Return the number of rounds that is wanted."""
+    rounds = given.get("rounds", stored.get("rounds"))
+    return rounds.read(int) if isinstance(rounds, Typed) else rounds
+
+
+def _device(given: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
+    """Return the device that is named, or None."""
+    name = str(given.get("device", stored.get("device", "auto")))
+    return None if name == "auto" else str(find_device(name))
+
+
+def _check_begins_again(path: Path, stored: Mapping[str, Any], status: str) -> None:
+    """Raise a `SettingError` unless a run without a checkpoint may begin again: it was killed before its first one."""
+    if stored.get("checkpoint_every", "never") == "never":
+        raise SettingError(f"run {str(path)!r} cannot be resumed: it was run without checkpoints")
+    if status in ("stopped", *COMPLETE):
+        raise SettingError(f"run {str(path)!r} cannot be resumed: it has ended ({status}) and left no checkpoint")
 
 
 def _name(path: Path, saved: Saved | None) -> str:

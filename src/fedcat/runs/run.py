@@ -304,7 +304,7 @@ class Run(Lifecycle):
             "seconds": self.seconds,
             "inbox": self.inbox.state(),
             "alone": self.alone,
-            "notes": list(self.late_notes),
+            "notes": self.lasting_notes,
             "callbacks": self._callbacks_state(),
         }
 

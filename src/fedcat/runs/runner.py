@@ -8,13 +8,23 @@ from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 
+from fedcat.core.errors import SettingError
 from fedcat.core.interrupt import DeferredInterrupt
 from fedcat.runs.build import ONE_AT_A_TIME, pytorch_threads
 from fedcat.runs.callbacks import CallbackPart, make_callbacks
 from fedcat.runs.checkpoint import Checkpoints
 from fedcat.runs.collapse import CollapseWatch
 from fedcat.runs.driver import Driver
-from fedcat.runs.folder import RunFolder, model_path, models_in, read_clients, read_history, read_model, read_summary
+from fedcat.runs.folder import (
+    SUMMARY,
+    RunFolder,
+    model_path,
+    models_in,
+    read_clients,
+    read_history,
+    read_model,
+    read_summary,
+)
 from fedcat.runs.result import Result
 from fedcat.runs.resume import Resumed, holding
 from fedcat.runs.run import Run
@@ -59,14 +69,14 @@ def _execute(
     hold: Path | None,
 ) -> list[Result]:
     folders: list[RunFolder] = []
-    with ThreadPoolExecutor(1, "checkpoint") as writer, ExitStack() as held, DeferredInterrupt() as interrupt:
+    with ExitStack() as held, ThreadPoolExecutor(1, "checkpoint") as writer, DeferredInterrupt() as interrupt:
         try:
             for run in runs:
                 watch = CollapseWatch(run.settings.on_collapse, run.settings.evaluation_interval)
                 run.callbacks += [watch, *make_callbacks(callbacks)]
             for run, place in zip(runs, places or [], strict=places is not None):
                 folders.append(place.open() if isinstance(place, Resumed) else RunFolder(place, run.settings.toml()))
-                _write_to(run, folders[-1], writer)
+                _write_to(run, folders[-1], writer, len(runs))
             if hold is not None:
                 held.enter_context(holding(hold))
             for place in places or []:
@@ -82,23 +92,25 @@ def _execute(
     return [run.result(folder.path, folder.trouble) for run, folder in zip(runs, folders, strict=True)]
 
 
-def _write_to(run: Run, folder: RunFolder, writer: ThreadPoolExecutor) -> None:
+def _write_to(run: Run, folder: RunFolder, writer: ThreadPoolExecutor, runs: int) -> None:
     """Let a run write its directory and, unless that is not wanted, checkpoints."""
     run.callbacks.insert(0, folder)
     if run.settings.checkpoint_every != "never":
-        run.callbacks.append(Checkpoints(folder, writer, run.settings.checkpoint_interval))
+        run.callbacks.append(Checkpoints(folder, writer, run.settings.checkpoint_interval, runs))
 
 
 def stored_result(place: Resumed) -> Result:
     """Return the result of a run that is complete, from its directory."""
     run, path = place.run, place.path
-    layout = run.task.layout
+    layout, summary = run.task.layout, read_summary(path)
+    if summary.monitor not in run.metrics or summary.metrics.get("global", {}).keys() != run.metrics.keys():
+        raise SettingError(f"{str(path / SUMMARY)!r} is damaged: its metrics are not those of the settings")
     nets = {name: read_model(model_path(path, name), deepcopy(layout.net)) for name in models_in(path)}
     return Result(
         settings=run.settings,
         history=read_history(path),
         federation=run.federation,
-        summary=read_summary(path),
+        summary=summary,
         folder=path,
         unwritten="",
         error=None,

@@ -28,16 +28,14 @@ Encoded = tuple[Any, dict[str, Tensor]]
 """A state as JSON values, and the tensors in it, on the CPU."""
 
 
-def encode(state: Any, copy: bool = True) -> Encoded:
-    """Return a state as JSON values and the tensors in it; raise a `TypeError` for a type that is not known.
+def encode(state: Any) -> Encoded:
+    """Return a state as JSON values and copies of the tensors in it; raise a `TypeError` for a type that is not known.
 
     Known are None, bool, int, float, str, list, dict with strings as keys, tensors and NumPy arrays. Tuples, other
-    mappings and other keys would come back as something else, so they are refused. Without `copy`, tensors on the CPU
-    are those of the state.
+    mappings and other keys would come back as something else, so they are refused.
     """
     tensors: dict[str, Tensor] = {}
-    plain = _encoded(state, "state", tensors)
-    return plain, {name: tensor.clone() for name, tensor in tensors.items()} if copy else tensors
+    return _encoded(state, "state", tensors), tensors
 
 
 def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | str | None = None) -> Any:
@@ -76,11 +74,12 @@ def load_state(path: Path, device: torch.device | str | None = None) -> Any:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             text, expected = metadata["state"], metadata["sha256"]
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            # copies, which lie in memory as new tensors do: kernels may round differently elsewhere
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  (not a mapping)
         if _checksum(text, tensors) != expected:
             raise ValueError("its checksum is wrong")
         return decode(json.loads(text), tensors, device)
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else error
         raise SettingError(f"{str(path)!r} is damaged, or not a state that fedcat wrote: {why}") from error
 
@@ -92,10 +91,10 @@ def check_like(state: Any, like: Any, place: str = "state") -> None:
     """
     if like is None:
         return
-    number = type(like) is float and type(state) is int
-    if not number and type(state) is not type(like):
+    numbers = {type(like), type(state)} == {int, float}
+    if not numbers and type(state) is not type(like):
         raise TypeError(f"{place} is a {type(state).__name__}, not a {type(like).__name__}")
-    if isinstance(like, Tensor) and (state.shape, state.dtype) != (like.shape, like.dtype):
+    if isinstance(like, Tensor) and like.numel() and (state.shape, state.dtype) != (like.shape, like.dtype):
         raise TypeError(
             f"{place} is {state.dtype} of shape {tuple(state.shape)}, not {like.dtype} of {tuple(like.shape)}"
         )
@@ -127,7 +126,7 @@ def _encoded(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return [_encoded(part, f"{place}[{i}]", tensors) for i, part in enumerate(value)]
     if isinstance(value, Tensor):
         name = str(len(tensors))
-        tensors[name] = value.detach().cpu()
+        tensors[name] = value.detach().to("cpu", copy=True)
         return {f"{MARK}tensor": name, "device": value.device.type}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         name = str(len(tensors))

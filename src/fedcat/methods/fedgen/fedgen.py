@@ -27,6 +27,8 @@ from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 
+MOST = 10**6
+"""The largest width, number of random inputs, batch and number of steps."""
 FLOOR = 1e-4
 """The weights of the clients' two extra terms do not decay below this."""
 
@@ -143,12 +145,12 @@ class FedGen(FedAvg):
     ) -> None:
         super().__init__(context)
         for name, count in {"hidden": hidden, "noise": noise}.items():
-            check_bounds(name, count, at_least=1)
-        check_bounds("generator_batch", generator_batch, at_least=2)
+            check_bounds(name, count, at_least=1, at_most=MOST)
+        check_bounds("generator_batch", generator_batch, at_least=2, at_most=MOST)
         for name, weight in {"a": a, "b": b, "teacher": teacher, "diversity": diversity}.items():
             check_bounds(name, weight, at_least=0)
         for name, count in {"local_steps": local_steps, "generator_steps": generator_steps}.items():
-            check_bounds(name, count, at_least=0)
+            check_bounds(name, count, at_least=0, at_most=MOST)
         check_bounds("generator_lr", generator_lr, at_least=0)
         check_bounds("generator_weight_decay", generator_weight_decay, at_least=0)
         check_bounds("decay", decay, at_least=0, at_most=1)
