@@ -61,7 +61,7 @@ def test_clients_per_round():
         ({"dtype": "float16"}, "unknown dtype 'float16'"),
         ({"lr_schedule": "x"}, "unknown lr_schedule 'x'"),
         ({"roundz": 1}, "unknown setting 'roundz': did you mean 'rounds'"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1 and at most 4,096, got 0"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1"),
     ],
 )

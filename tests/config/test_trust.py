@@ -126,10 +126,12 @@ def test_a_strangers_folder_runs_nothing(tmp_path):
     mark = tmp_path / "mark"
     settings = (result.folder / "settings.toml").read_text()
     (result.folder / "settings.toml").write_text(settings.replace('"digits-cnn"', '"subprocess:Popen"'))
+    with pytest.raises(SettingError, match="would import the module 'subprocess'"):
+        fedcat.load_model(result.folder)
     summary = json.loads((result.folder / "run.json").read_text())
     summary["input_shape"] = ["touch", str(mark)]
     (result.folder / "run.json").write_text(json.dumps(summary))
-    with pytest.raises(SettingError, match="would import the module 'subprocess'"):
+    with pytest.raises(SettingError, match="input_shape must be a list of integers"):
         fedcat.load_model(result.folder)
     assert not mark.exists()
 

@@ -89,10 +89,11 @@ def method_tables(texts: list[str] | None) -> dict[str, Any]:
 
 
 def with_settings(
-    *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None
+    *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None, defaults: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command an option for every setting, or for the named ones.
 
+    With `defaults`, the help shows them; a command whose settings come from elsewhere has none.
     The command is called with a keyword ``given``: a mapping of the settings that the user typed.
     """
     names = [f.name for f in fields(Settings) if f.name not in TABLES]
@@ -100,7 +101,7 @@ def with_settings(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
-        added = [_parameter(name) for name in shown]
+        added = [_parameter(name, defaults) for name in shown]
 
         @wraps(command)
         def called(**values: Any) -> None:
@@ -118,7 +119,7 @@ def with_settings(
     return decorate
 
 
-def _parameter(name: str) -> inspect.Parameter:
+def _parameter(name: str, defaults: bool) -> inspect.Parameter:
     """Return the parameter from which typer makes a setting's option."""
     flag = "--" + name.replace("_", "-")
     if name in option_settings():
@@ -136,7 +137,7 @@ def _parameter(name: str) -> inspect.Parameter:
                 f"{flag}/--no-{flag[2:]}", help=help, metavar=" ", show_default=False, rich_help_panel=panel
             )
             return _keyword(name, bool | None, choice)
-        if kind is not list and found.default not in (None, ""):
+        if defaults and kind is not list and found.default not in (None, ""):
             help += f" [{found.default}]"
     made = typer.Option(flag, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
     return _keyword(name, list[str] | None if metavar == "A,B" else str | None, made)

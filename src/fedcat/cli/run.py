@@ -79,6 +79,8 @@ def _run(built: Run, path: Path, place: Path | Resumed) -> None:
     say(out, f"{settings.method} on {built.federation}")
     say(out, describe([settings]))
     say(out, f"engine {decisions.engine} on {decisions.device}: {decisions.reason}")
+    if isinstance(place, Resumed):
+        say(out, place.begins)
     progress = ProgressDisplay(out, [built], [settings.method])
     try:
         result = execute([built], [place], [progress], hold=path if place is path else None)[0]
@@ -155,7 +157,7 @@ def _compare(comparison: Comparison, path: Path) -> None:
     _exit(results, comparison.unwritten)
 
 
-@with_settings(only=(*FREE, *PARTS))
+@with_settings(only=(*FREE, *PARTS), defaults=False)
 def resume(
     given: Mapping[str, Any],
     folder: Annotated[Path, typer.Argument(help="the directory of a run or of a comparison", show_default=False)],
@@ -164,8 +166,8 @@ def resume(
     """Let a run or a comparison go on from its last checkpoint.
 
     It ends with the numbers that it would have without the interruption: bit for bit in exact mode on the same machine.
-    `--rounds` may be raised. A part of your own, such as a net, is imported only if you name it again or trust the
-    directory.
+    `--rounds` may be raised. Options that name parts, such as `--net`, are for parts of your own: they are imported
+    only if you name them again or trust the directory.
     """
     with holding(folder):
         if (folder / COMPARISON).exists():

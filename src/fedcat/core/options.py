@@ -91,7 +91,7 @@ class Typed(str):
             value = tomllib.loads(f"value = {self}")["value"]
         except (ValueError, RecursionError):
             return str(self)
-        return str(self) if isinstance(value, int) and abs(value) >= 2**64 else value
+        return str(self) if isinstance(value, int) and abs(value) > 10**300 else value  # no number could hold it
 
 
 def options(factory: Callable[..., Any]) -> dict[str, Any]:

@@ -206,7 +206,10 @@ def _serve(pipe: Connection, others: Sequence[Connection], engine: Engine, tasks
             answer = _packed(engine.train([(tasks[run], hop) for run, hop in asked]))
         except Exception as error:
             answer = _packed(_portable(error))
-        pipe.send_bytes(answer)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:  # the parent was killed
+            break
 
 
 def _keep_memory() -> None:

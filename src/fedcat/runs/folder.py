@@ -77,6 +77,8 @@ def claim(path: Path, name: str, text: str) -> list[Path]:
         path.mkdir(parents=True, exist_ok=True)
         with (path / name).open("x", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
     except FileExistsError:
         raise SettingError(f"out directory {str(path)!r} already holds a run: choose another or remove it") from None
     except OSError as error:

@@ -65,6 +65,13 @@ class Resumed:
         """Return the run's directory, ready to be written on."""
         return RunFolder(self.path, self.settings, reopen=True)
 
+    @property
+    def begins(self) -> str:
+        """Where the run goes on, as a line."""
+        if self.saved is None:
+            return "it had no checkpoint yet, and begins again"
+        return f"goes on after round {self.saved.state.get('rounds')} of {self.run.rounds}"
+
     def restore(self) -> None:
         """Put the run, whose callbacks are complete, into the state that was saved."""
         if self.saved is None:
@@ -158,7 +165,10 @@ def _name(path: Path, saved: Saved | None) -> str:
 def _stored(path: Path) -> dict[str, Any]:
     """Return the settings of a run's directory."""
     if not (path / SETTINGS).is_file():
-        raise SettingError(f"directory {str(path)!r} holds no run that could be resumed: {SETTINGS} is missing")
+        raise SettingError(
+            f"directory {str(path)!r} holds no run that could be resumed: {SETTINGS} is missing; if it was being made "
+            "when its process was killed, remove it and start again"
+        )
     return read_toml(path / SETTINGS)
 
 
@@ -183,8 +193,10 @@ def _pinned(stored: Mapping[str, Any], saved: Saved, given: Mapping[str, Any]) -
 
 def _check_same(path: Path, before: Mapping[str, Any], settings: Settings) -> None:
     """Raise a `SettingError` with both values if a setting is not what it was."""
-    old, new = flat(before), flat(tomllib.loads(settings.toml()))
-    names = [n for n in dict.fromkeys([*old, *new]) if n not in (*FREE, *PINNED) and old.get(n) != new.get(n)]
+    defaults = tomllib.loads(Settings().toml())  # of settings that the version before did not know
+    old, new = flat({**defaults, **before}), flat(tomllib.loads(settings.toml()))
+    names = [name for name in old if name not in (*FREE, *PINNED) and old[name] != new.get(name)]
+    names += [name for name in new if name not in old and "." not in name and name not in (*FREE, *PINNED)]
     if names:
         both = "; ".join(f"{n} was {old.get(n, 'not set')!r} and is {new.get(n, 'not set')!r}" for n in names)
         raise SettingError(f"run {str(path)!r} cannot be resumed with other settings: {both}")
