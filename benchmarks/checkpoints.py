@@ -65,9 +65,10 @@ def share(words: list[str]) -> dict[str, Any]:
         def timed(*given: Any, **named: Any) -> Any:
             nonlocal begin
             begin = time.perf_counter()
-            found = runs(*given, **named)
-            begin = time.perf_counter() - begin
-            return found
+            try:
+                return runs(*given, **named)
+            finally:
+                begin = time.perf_counter() - begin
 
         sys.modules["fedcat.runs.comparison"].execute = timed  # type: ignore[attr-defined]
         with contextlib.suppress(SystemExit):

@@ -25,7 +25,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise SettingError(f"settings file {str(path)!r} does not exist") from error
     except OSError as error:
-        hint = f", use {str(path / 'settings.toml')!r}" if (path / "settings.toml").is_file() else ""
+        folder = isinstance(error, (IsADirectoryError, PermissionError)) and (path / "settings.toml").is_file()
+        hint = f", use {str(path / 'settings.toml')!r}" if folder else ""
         raise SettingError(f"settings file {str(path)!r} cannot be read: {error.strerror}{hint}") from error
     except (ValueError, RecursionError) as error:
         raise SettingError(f"settings file {str(path)!r} is not valid TOML: {error}") from error

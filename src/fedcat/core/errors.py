@@ -31,7 +31,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> SettingError:
     """
     names = sorted(set(known))
     lower = {known_name.lower(): known_name for known_name in names}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.6)
     hint = f"did you mean {lower[close[0]]!r}?" if close else ""
     if close and len(names) > MANY:
         return SettingError(f"unknown {kind} {name!r}: {hint}")

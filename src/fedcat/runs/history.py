@@ -90,6 +90,9 @@ class Record:
     def from_dict(cls, plain: Mapping[str, Any]) -> Record:
         """Return the record that `as_dict` gave, or that came back from its JSON."""
         given: dict[str, Any] = {k: v for k, v in plain.items() if k not in ("hops", "train_loss")}
+        for name in ("round", "up", "down", "evaluation", "seconds", "simulated_seconds"):
+            if not isinstance(given.get(name, 0), (int, float)):
+                raise TypeError(f"{name} must be a number, got {given[name]!r}")
         usual = {"round": plain["round"] - 1, "attempt": 0, "status": "arrived"}
         hops = [HopRecord(**{**usual, **hop}) for hop in plain["hops"]]
         return cls(hops=hops, **_numbers(given))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,8 @@ class Resumed:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
             raise SettingError(f"the checkpoint of {str(self.path)!r} does not fit its run: {error!r}") from error
         if self.passed_over:  # or it could fit again by chance when the files have grown
-            (self.path / FOLDER / LAST).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.path / FOLDER / LAST).unlink()
         self.run.late_notes.append(f"resumed after round {len(self.run.history)}")
 
 

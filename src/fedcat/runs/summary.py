@@ -187,6 +187,8 @@ class RunSummary:
         for name, kind in (("name", str), ("status", str), ("monitor", str), ("rounds", int), ("outputs", int)):
             if type(given[name]) is not kind:
                 raise TypeError(f"{name} must be {kind.__name__}, got {given[name]!r}")
+        if not all(isinstance(value, (int, float)) for value in (given["seconds"], *given["bytes"].values())):
+            raise TypeError("seconds and bytes must be numbers")
         if not all(type(size) is int for size in given["input_shape"]):
             raise TypeError(f"input_shape must be a list of integers, got {given['input_shape']!r}")
         given["metrics"] = {
