@@ -27,6 +27,8 @@ from fedcat.runs.run import Run
 from fedcat.runs.summary import Decisions
 
 COUNT = itertools.count()
+QUICK = {"fedgen": {"generator_steps": 5}}
+"""Options of methods that make a run short."""
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 

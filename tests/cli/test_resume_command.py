@@ -71,6 +71,7 @@ def test_a_comparison_goes_on(runs):
     code, out, err = runs("resume", "runs/compare-digits-1")
     assert (code, err) == (0, "note: fedprox: resumed after round 3\n")
     assert "1 run of them complete" in out
+    assert "fedprox: goes on after round 3 of 4" in out
     assert "fedprox" in out.split("traffic")[1]
 
 

@@ -56,6 +56,12 @@ def test_tensors_may_share_memory(tmp_path):
     assert torch.equal(found["c"], row.view(2, 3).T)
 
 
+def test_tensors_may_be_read_by_whom_other_files_may(tmp_path):
+    (tmp_path / "text").touch()
+    save_tensors(tmp_path / "tensors", {"a": torch.ones(1)})
+    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "text").stat().st_mode
+
+
 def test_a_disk_that_cannot_be_written_is_an_error_of_the_operating_system(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         save_tensors(tmp_path / "no" / "t", {"a": torch.zeros(2)})

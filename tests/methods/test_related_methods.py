@@ -47,6 +47,20 @@ def test_clusters_divide_the_clients_and_each_gives_its_share_of_the_round():
     assert all(len(record.clients) == 5 for record in sim.history)
 
 
+def test_others_take_the_turn_of_a_cluster_that_is_banned_as_a_whole():
+    sim = simulate(FedCluster, FED, LAYOUT, k=5, rounds=4, options={"clusters": 3})
+    banned = sim.method.clusters[1].tolist()
+    sim.method.bans.banned = banned
+    for _ in range(4 * 3):
+        jobs = sim.plan()
+        assert jobs
+        assert not {hop.client for _, hop in jobs} & set(banned)
+        sim.absorb(sim.engine.train(jobs))
+        if sim.method.stage == 0:
+            sim.record({})
+    assert sim.method.round == 4
+
+
 def test_a_cluster_starts_from_the_model_that_the_last_one_left():
     sim = simulate(FedCluster, FED, LAYOUT, k=4, rounds=1, options={"clusters": 2})
     row = sim.method.row

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import drive, federation, layout_of, simulate, small_net
+from helpers import QUICK, drive, federation, layout_of, simulate, small_net
 
 import fedcat
 from fedcat.methods import METHODS, FedAvg
@@ -107,8 +107,8 @@ def test_a_run_can_be_stopped():
 def test_a_model_is_taken_back_at_most_three_times():
     run, watch = Hops(), CollapseWatch("restore", 2)
     with pytest.warns(UserWarning, match="it is taken back to the last good one"):
-        feed(watch, run, [0.5, 0.5, *[2.4] * 20])
-    assert run.rewound == [2, 2, 2]
+        feed(watch, run, [*[0.5] * 4, *[2.4] * 20])
+    assert run.rewound == [2, 2, 2]  # the model after round 4 led to losses like chance
     assert len(run.late_notes) == 4
     assert "taken back" not in run.late_notes[-1]
     fresh = CollapseWatch("restore", 2)
@@ -130,22 +130,23 @@ def test_every_method_can_be_taken_back(method):
                 assert run.method.round == 7
 
     back = Back()
-    result = fedcat.run(method=method, callbacks=[back], rounds=10, **SHORT, average=0.9, evaluate_every=4)
-    plain = fedcat.run(method=method, rounds=10, **SHORT, average=0.9, evaluate_every=4)
+    words = {**SHORT, "method_options": QUICK.get(method, {}), "rounds": 10, "average": 0.9, "evaluate_every": 4}
+    result = fedcat.run(method=method, callbacks=[back], **words)
+    plain = fedcat.run(method=method, **words)
     assert result.status == "finished"
     if method != "clusamp":  # who selects by what was learned
         assert [record.clients for record in result.history] == [record.clients for record in plain.history]
 
 
 def test_a_run_that_really_collapses(tmp_path):
-    """From round 20 on the learning rate is far too large; the model is taken back, and training goes on."""
+    """In rounds 14 to 16 the global model is lost; it is taken back, and training goes on."""
 
     class Spoiled(FedAvg):
         def reduce(self, hops, replies):
             mean = super().reduce(hops, replies)
-            return mean * 0 if 20 <= self.round < 23 else mean
+            return mean * 0 if 14 <= self.round < 17 else mean
 
-    words = {**SHORT, "rounds": 60, "evaluate_every": 5, "epochs": 5, "alpha": 1.0}
+    words = {**SHORT, "rounds": 40, "evaluate_every": 5, "epochs": 4, "alpha": 1.0}
     with pytest.warns(UserWarning, match="it is taken back to the last good one"):
         result = fedcat.run(method=Spoiled, on_collapse="restore", **words)
     with pytest.warns(UserWarning, match="the model has collapsed by round"):
@@ -155,7 +156,7 @@ def test_a_run_that_really_collapses(tmp_path):
     with pytest.warns(UserWarning, match="stopped after round"):
         stopped = fedcat.run(method=Spoiled, on_collapse="stop", **words)
     assert stopped.status == "stopped"
-    assert len(stopped.history) < 40
+    assert len(stopped.history) < 30
 
 
 def test_a_method_of_ones_own_says_that_it_cannot_be_taken_back():

@@ -234,12 +234,13 @@ def test_the_garbage_collector_skips_what_was_there_before_while_runs_are_driven
     assert gc.get_freeze_count() == 0
 
 
-def test_an_engine_that_frees_memory_also_frees_what_the_collector_leaves_out():
+def test_an_engine_that_frees_memory_also_frees_what_the_collector_leaves_out(monkeypatch):
     class Cycle:
         def __init__(self):
             self.own = self
 
     left = ref(Cycle())
     gc.freeze()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     engines.make("stacked").release()
     assert left() is None

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers import drive, federation, layout_of, one_by_one, simulate, small_net
+from helpers import QUICK, drive, federation, layout_of, one_by_one, simulate, small_net
 
 import fedcat
 from fedcat.core.errors import SettingError
@@ -32,7 +32,7 @@ def quiet():
 @pytest.mark.parametrize("method", NAMES)
 @pytest.mark.parametrize("faults", [{"dropout": 0.5}, {"corrupt": 0.5, "corrupt_kinds": ["nan", "inf", "shape"]}])
 def test_every_method_gets_through(method, faults):
-    result = fedcat.run(method=method, **SHORT, **faults)
+    result = fedcat.run(method=method, method_options=QUICK.get(method, {}), **SHORT, **faults)
     assert result.status == "finished"
     hops = [hop for record in result.history for hop in record.hops]
     lost = [hop for hop in hops if not hop.arrived]
@@ -128,7 +128,8 @@ def test_a_banned_client_is_not_selected_again(method, monkeypatch):
         return [replace(reply, end=reply.end[:-1])] if hop.client in bad and reply.end is not None else [reply]
 
     monkeypatch.setattr("fedcat.protocol.faults.Faults.delivered", delivered)
-    result = fedcat.run(method=method, ban_after=2, **{**SHORT, "rounds": 24})
+    options = QUICK.get(method, {})
+    result = fedcat.run(method=method, method_options=options, ban_after=2, **{**SHORT, "rounds": 20})
     refused = [
         (record.round, hop.client) for record in result.history for hop in record.hops if hop.status == "refused"
     ]

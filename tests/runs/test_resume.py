@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import QUICK
 from safetensors.torch import load_file
 from torch import nn
 
@@ -79,8 +81,9 @@ def quiet():
 
 @pytest.mark.parametrize("method", NAMES)
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(method, tmp_path):
-    fedcat.run(method=method, out=tmp_path / "whole", rounds=10, **SHORT)
-    cut(tmp_path / "cut", method=method)
+    words = {"method": method, "method_options": QUICK.get(method, {})}
+    fedcat.run(out=tmp_path / "whole", rounds=10, **words, **SHORT)
+    cut(tmp_path / "cut", **words)
     assert len(lines(tmp_path / "cut")) == 7  # a round beyond the checkpoint
     result = fedcat.resume(tmp_path / "cut")
     assert result.summary.notes[-1] == "resumed after round 6"
@@ -90,8 +93,9 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(method, tmp_path):
 @pytest.mark.parametrize("method", ["fedcat", "fedcat-gc", "scaffold", "fedgen", "clusamp", "fedcluster"])
 def test_more_rounds_are_those_of_a_longer_run(method, tmp_path):
     """The last cycle is left open in the checkpoint, and the last round was evaluated only because it was the last."""
-    fedcat.run(method=method, out=tmp_path / "whole", rounds=10, **SHORT)
-    fedcat.run(method=method, out=tmp_path / "short", rounds=5, **SHORT)
+    words = {**SHORT, "method": method, "method_options": QUICK.get(method, {})}
+    fedcat.run(out=tmp_path / "whole", rounds=10, **words)
+    fedcat.run(out=tmp_path / "short", rounds=5, **words)
     assert lines(tmp_path / "short")[-1]["metrics"]
     result = fedcat.resume(tmp_path / "short", rounds=10)
     assert "metrics" not in lines(tmp_path / "short")[4]
@@ -453,13 +457,24 @@ def test_a_history_that_is_shorter_than_its_checkpoint_leads_to_the_one_before(t
 # Signals, disks and directories
 
 
+@contextmanager
 def started(tmp_path, *words, **given):
+    """Start a run in a process of its own, which is gone afterwards whatever happens."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     words = ["run", "--rounds", "100000", "--clients", "20", "--epochs", "1", "--out", "run", *words]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "fedcat", *words], cwd=tmp_path, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given,
-    )  # fmt: skip
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_hangup, **given,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heed_hangup():
+    """Let SIGHUP end a process also if the tests ignore it, as with nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def wait_for(condition, seconds=120):

@@ -144,6 +144,8 @@ def _compare(comparison: Comparison, path: Path) -> None:
     if len(left) < len(runs):
         say(out, f"{plural(len(runs) - len(left), 'run')} of them complete")
     say(out, describe([one.settings for one in runs]))
+    for line in comparison.begins:
+        say(out, line)
     progress = ProgressDisplay(out, left, [comparison.label_of(run) for run in left]) if left else None
     try:
         found = comparison.run([progress] if progress else [])

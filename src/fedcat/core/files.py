@@ -64,10 +64,13 @@ def save_tensors(
 ) -> None:
     """Write named tensors as safetensors, see `replacing`; they may share memory."""
     with replacing(path, keep) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as of other files: safetensors makes one that only its owner may read
         try:
             save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, temporary, metadata)
         except SafetensorError as error:  # as an error of the operating system, such as a full disk, which it wraps
             raise OSError(re.sub(r".*I/O error: (.*?)( at path.*)?$", r"\1", str(error))) from error
+        temporary.chmod(mode)
 
 
 @contextmanager

@@ -110,8 +110,9 @@ class CapturedLaunches:
         """Free the memory that is kept for the next launches."""
         self._row_bytes.clear()
         self._most.clear()
-        gc.unfreeze()  # also what the driver let the collector leave out
-        gc.collect()
+        if torch.cuda.is_available():  # on a CPU, where little is at stake, a search takes longer than a short run
+            gc.unfreeze()  # also what the driver let the collector leave out
+            gc.collect()
         self._forget()
 
     def _forget(self) -> None:

@@ -266,7 +266,6 @@ class Method(ABC):
 
     def restore_parts(self, state: dict[str, Any]) -> None:
         """Restore the aggregator, the server optimizer, the average and the bans from what `parts_state` returned."""
-        self.outstanding.clear()
         self.bans.restore(state["bans"])
         self.aggregator.restore(state["aggregator"])
         self.server_optimizer.restore(state["server_optimizer"])

@@ -13,7 +13,7 @@ from fedcat.core.errors import SettingError
 from fedcat.core.options import check_bounds
 from fedcat.core.rng import Purpose, random_stream
 from fedcat.methods.average import weighted_mean
-from fedcat.methods.base import Context, Method, Outstanding
+from fedcat.methods.base import Context, Method
 from fedcat.methods.selection import Selector, check_selection
 from fedcat.methods.selection.grouped import GroupedSelector
 from fedcat.protocol.hop import Hop
@@ -233,10 +233,7 @@ class FedCat(Method):
         """Take the global model back to an earlier state; the copies begin again from it, and the rounds go on."""
         self.row = state["row"]
         self.copies, self.seen = [self.row] * len(self.copies), [0] * len(self.seen)
-        away = self.outstanding  # without a barrier, hops may be under way
-        self.outstanding = Outstanding()
         self.restore_parts({**state, "bans": self.bans.state()})
-        self.outstanding = away
 
     def advice(self, rounds: int, interval: int) -> list[str]:
         """Warn of evaluations between aggregations, and of a last, partial cycle, which is averaged early."""

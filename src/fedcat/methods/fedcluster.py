@@ -45,7 +45,7 @@ class FedCluster(FedAvg):
         cluster = int(order[self.stage])
         count = k // self.stages + (cluster < k % self.stages)
         rng = random_stream(seed, Purpose.SELECT, round, visit=cluster)
-        members = self.clusters[cluster]
-        left = np.setdiff1d(members, self.bans.banned, assume_unique=True)
-        allowed = left if len(left) else members  # a stage without clients would never end
-        return [int(client) for client in rng.choice(allowed, size=min(count, len(allowed)), replace=False)]
+        left = np.setdiff1d(self.clusters[cluster], self.bans.banned, assume_unique=True)
+        if not len(left):  # the whole cluster is banned: others take its turn, as a stage needs clients to end
+            left = np.setdiff1d(np.concatenate(self.clusters), self.bans.banned, assume_unique=True)
+        return [int(client) for client in rng.choice(left, size=min(count, len(left)), replace=False)]

@@ -155,6 +155,7 @@ class RoundMethod(Method):
         """Restore from `state`."""
         self.row, self.round, self.stage = state["row"], state["round"], state["stage"]
         self._visits = Counter({int(client): count for client, count in state["visits"].items()})
+        self.outstanding.clear()
         self.restore_parts(state)
         self.selector.restore(state["selector"])
         if self.bans.banned:

@@ -47,6 +47,7 @@ class CollapseWatch(Callback):
         self._restored = 0
         self._down = False
         self._good: dict[str, Any] | None = None
+        self._newest: dict[str, Any] | None = None  # good if the losses that follow are
         self._entropies: np.ndarray[Any, Any] | None = None
 
     def on_start(self, run: Run) -> None:
@@ -89,7 +90,10 @@ class CollapseWatch(Callback):
         return ratio is not None and ratio < LEARNED
 
     def _fallen(self, run: Run, record: Record) -> str:
-        """Return how the model has collapsed, or an empty text; keep it if it is good."""
+        """Return how the model has collapsed, or an empty text; keep it if it may be good.
+
+        A round's training loss is that of the model before the round: a model is good if the losses after it are.
+        """
         ratio = self._ratio()
         if ratio is not None and math.isnan(ratio):
             return "the training loss is not a number"
@@ -105,8 +109,10 @@ class CollapseWatch(Callback):
         if self._least < LEARNED and ratio >= CHANCE:
             return f"the training loss is {ratio:.2f} times that of chance, after {self._least:.2f} times"
         self._least = min(self._least, ratio)
-        if self.action == "restore" and ratio <= GOOD * self._least and record.round % self.interval == 0:
-            self._good = run.method.state()
+        if self.action == "restore" and record.round % self.interval == 0:
+            if ratio <= GOOD * self._least and self._newest is not None:
+                self._good = self._newest
+            self._newest = run.method.state()
         return ""
 
     def _act(self, run: Run, why: str) -> None:
@@ -116,7 +122,7 @@ class CollapseWatch(Callback):
         if self.action == "restore" and self._good is not None and self._restored < MOST and not run.done:
             self._restored += 1
             run.method.rewind(self._good)
-            self._losses, self._down = [], False
+            self._losses, self._newest, self._down = [], None, False
             why += "; it is taken back to the last good one"
         run.late_notes.append(why)
         warnings.warn(f"{run.name}: {why}", stacklevel=2)
@@ -131,13 +137,15 @@ class CollapseWatch(Callback):
             "restored": self._restored,
             "down": self._down,
             "good": self._good,
+            "newest": self._newest,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         self._losses = [list(pair) for pair in state["losses"]]
         self._least, self._begin, self._best = state["least"], state["begin"], state["best"]
-        self._restored, self._down, self._good = state["restored"], state["down"], state["good"]
+        self._restored, self._down = state["restored"], state["down"]
+        self._good, self._newest = state["good"], state["newest"]
 
 
 def entropies(federation: Federation) -> np.ndarray[Any, Any]:

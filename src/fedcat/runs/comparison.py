@@ -261,6 +261,12 @@ class Comparison:
         """What the user should read after the runs."""
         return [*self.named_notes([run.late_notes for run in self.runs]), *filter(None, [self.unwritten])]
 
+    @property
+    def begins(self) -> list[str]:
+        """Where runs go on that are resumed, as lines."""
+        found = [[] if one.complete else [one.begins] for one in self.resumed]
+        return self.named_notes(found) if found else []
+
     def named_notes(self, notes: Sequence[Iterable[str]]) -> list[str]:
         """Return the notes of the runs, each once; one that does not hold for all runs begins with theirs."""
         runs = [(label, seed) for label in self.labels for seed in self.seeds]
