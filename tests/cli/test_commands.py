@@ -163,7 +163,10 @@ BAD = [
     (run_with("-s", "pace=3"), "unknown option of mean 'server_pace'"),
     (run_with("full"), "settings file 'full' cannot be read: Is a directory, use 'full/settings.toml'"),
     (run_with("typed.toml"), "method must be a string, got 5"),
-    (run_with("tables.toml"), "options must be a table of options, got 5"),
+    (run_with("tables.toml"), "settings file 'tables.toml': partition_options must be a table of options, got 5"),
+    (run_with("tables.toml", "--alpha", "0.3"), "partition_options must be a table of options, got 5"),
+    (run_with("--out", "x" * 300), "x': File name too long"),
+    (["resume", "x" * 300], "x': File name too long"),
     (run_with("-d", "labels=fine"), "dataset 'digits' has no options, got 'labels'"),
     (run_with("-d", "labels"), "dataset-option must have the form NAME=VALUE, got 'labels'"),
     (run_with("--dataset", "cifar100", "-d", "labls=fine"), "did you mean 'labels'?"),
@@ -210,7 +213,7 @@ BAD = [
 def test_bad_input_gets_one_line_and_leaves_nothing_behind(fedcat_command, tmp_path, words, message):
     Path("bad.toml").write_text("alhpa = 0.1\n")
     Path("typed.toml").write_text("method = 5\n")
-    Path("tables.toml").write_text("options = 5\n")
+    Path("tables.toml").write_text("partition_options = 5\n")
     Path("reserved.toml").write_text("seeds = 2\n")
     Path("theirs.py").write_text(
         "from torch import nn\n"

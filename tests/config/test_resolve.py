@@ -349,6 +349,7 @@ def test_options_of_the_method_lie_over_its_table_and_other_tables_stay():
     [
         ({"options": {"fedcta": {}}}, "unknown method in options 'fedcta': did you mean 'fedcat'"),
         ({"options": 5}, "options must be a table of options, got 5"),
+        ({"partition_options": 5}, "partition_options must be a table of options, got 5"),
         ({"method_options": 5}, "method_options must be a table of options, got 5"),
         ({"options": {3: {}}}, "options must have strings as keys, got 3"),
         ({"options": {"fedcat": 3}}, "options of method 'fedcat' must be a table, got 3"),

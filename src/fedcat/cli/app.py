@@ -137,6 +137,10 @@ def main() -> None:
         code = app(standalone_mode=False)
     except SettingError as error:
         _fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{str(error.filename)!r}: {error.strerror}")  # such as a name that is too long
     except (KeyboardInterrupt, typer.Abort):
         err.print("interrupted")
         sys.exit(130)

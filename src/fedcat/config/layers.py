@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fedcat.config.settings import Settings, value_type
+from fedcat.config.settings import TABLES, Settings, value_type
 from fedcat.config.toml import read_toml
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, options, plain_values
@@ -161,6 +161,8 @@ def as_layer(values: Mapping[str, Any], parts: Mapping[str, Any] | None = None) 
     layer: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
     for name, value in plain_values(values).items():
+        if name in (*TABLES, "method_options") and not isinstance(value, Mapping):
+            raise SettingError(f"{name} must be a table of options, got {value!r}")
         if name == "options" and isinstance(value, Mapping):
             for option, entry in value.items():
                 if not isinstance(entry, Mapping):

@@ -201,9 +201,6 @@ def _named(part: Any) -> str:
 def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     """Return the tables of methods' options; a user's own class may be called by its bare name there."""
     tables, direct = named.get("options", {}), named.get("method_options", {})
-    for label, table in (("options", tables), ("method_options", direct)):
-        if not isinstance(table, Mapping):
-            raise SettingError(f"{label} must be a table of options, got {table!r}")
     method, factory = named.get("method", Settings.method), _part("method", named, objects)
     short = label_of(factory)
     for name in tables:
