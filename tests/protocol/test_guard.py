@@ -27,8 +27,11 @@ def test_the_cosine_with_the_sum_of_the_others():
     directions = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
     products = directions @ directions.T
     rest = directions[1] + directions[2]
-    assert agreement_with_others(products, 0) == pytest.approx(rest[0] / np.linalg.norm(rest))
-    assert agreement_with_others(np.array([[1.0, 0, 0], [0, 1.0, -1.0], [0, -1.0, 1.0]]), 0) == 0.0
+    clients = np.arange(3)
+    assert agreement_with_others(products, 0, clients) == pytest.approx(rest[0] / np.linalg.norm(rest))
+    assert agreement_with_others(products, 0, np.array([5, 5, 7])) == pytest.approx(0.6)  # not with its own second hop
+    opposite = np.array([[1.0, 0, 0], [0, 1.0, -1.0], [0, -1.0, 1.0]])
+    assert agreement_with_others(opposite, 0, clients) == 0.0
 
 
 def test_who_points_against_the_others_is_refused_whatever_the_length_and_the_buffers():

@@ -13,6 +13,7 @@ from helpers import QUICK, drive, federation, layout_of, simulate, small_net
 import fedcat
 from fedcat.methods import METHODS, FedAvg
 from fedcat.models.losses import cross_entropy
+from fedcat.protocol.reply_check import NOT_FINITE
 from fedcat.runs.collapse import CollapseWatch, entropies
 from fedcat.runs.history import Record
 
@@ -26,7 +27,8 @@ class Hops:
 
     def __init__(self, classes=10):
         self.federation = SimpleNamespace(classes=classes, class_counts=np.full((3, classes), 5) if classes else None)
-        self.task = SimpleNamespace(loss=cross_entropy if classes else torch.nn.functional.mse_loss)
+        loss = cross_entropy if classes else torch.nn.functional.mse_loss
+        self.task = SimpleNamespace(loss=loss, rule=SimpleNamespace(own_loss=False))
         self.late_notes, self.stopped, self.name, self.done = [], [], "made up", False
         self.row = torch.zeros(2)
         self.method = SimpleNamespace(models=lambda: {"global": self.row}, state=lambda: {"n": len(self.seen)})
@@ -42,7 +44,8 @@ def feed(watch, run, losses, validation=None):
     watch.on_start(run)
     for loss in losses:
         number = len(run.seen) + 1
-        hops = [SimpleNamespace(loss=loss, client=0), SimpleNamespace(loss=None, client=1)]
+        why = NOT_FINITE if loss is None else ""
+        hops = [SimpleNamespace(loss=loss, client=0, why=why), SimpleNamespace(loss=None, client=1, why="gone")]
         record = Record(number, hops=hops)
         if validation is not None:
             record.validation = {"accuracy": {"weighted_mean": validation[number - 1]}}
@@ -114,6 +117,53 @@ def test_a_model_is_taken_back_at_most_three_times():
     fresh = CollapseWatch("restore", 2)
     fresh.restore(watch.state())
     assert fresh.state() == watch.state()
+
+
+def test_training_that_gives_no_finite_numbers_any_more_is_told_if_it_did_before():
+    run = Hops()
+    with pytest.warns(UserWarning, match="by round 9: training has given no finite numbers for 3 rounds"):
+        feed(CollapseWatch("warn", 2), run, [*[0.5] * 4, None, 0.5, *[None] * 5])
+    assert len(run.late_notes) == 1
+    run = Hops()
+    feed(CollapseWatch("warn", 2), run, [None] * 9)  # as if all replies were corrupt
+    assert not run.late_notes
+
+
+def test_a_model_is_not_good_before_losses_came_after_it():
+    run, watch = Hops(), CollapseWatch("restore", 2)
+    with pytest.warns(UserWarning, match="it is taken back to the last good one"):
+        feed(watch, run, [*[0.5] * 6, None, None, 2.4, 2.4])
+    assert run.rewound == [4]
+
+
+def test_a_loss_with_terms_of_its_own_is_not_compared_with_chance():
+    run, watch = Hops(), CollapseWatch("restore", 2)
+    run.task.rule.own_loss = True
+    feed(watch, run, [9.0, 9.0, 8.0, 8.0, 8.0, 8.0, 12.0, 12.0])
+    watch.on_end(run)
+    assert not run.late_notes
+    with pytest.warns(UserWarning, match="it is taken back to the last good one"):
+        feed(watch, run, [None] * 3)
+    assert run.rewound == [4]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcat"])
+def test_bans_are_taken_back_with_the_model(method):
+    """Honest clients whose replies were refused because the model had collapsed are selected again."""
+
+    class Back(fedcat.Callback):
+        def on_round(self, run, record):
+            bans = run.method.bans
+            if record.round == 4:
+                self.state = run.method.state()
+                bans.count(range(10))
+                assert len(bans.banned) == 10
+            if record.round == 7:
+                run.method.rewind(self.state)
+                assert (bans.banned, bans.refused) == ([], {})
+
+    result = fedcat.run(method=method, callbacks=[Back()], rounds=40, ban_after=1, **SHORT, evaluate_every=4)
+    assert {client for record in result.history[8:] for client in record.clients} == set(range(20))
 
 
 @pytest.mark.parametrize("method", [name for name, _ in METHODS])

@@ -165,7 +165,7 @@ class FedCat(Method):
 
     def _exclude(self, clients: Collection[int]) -> None:
         self._excluded = list(clients)
-        if self._excluded:
+        if self.bans.after is not None:
             self.selector.exclude(self._excluded)
 
     def absorb(self, replies: Sequence[Reply]) -> None:
@@ -233,7 +233,9 @@ class FedCat(Method):
         """Take the global model back to an earlier state; the copies begin again from it, and the rounds go on."""
         self.row = state["row"]
         self.copies, self.seen = [self.row] * len(self.copies), [0] * len(self.seen)
-        self.restore_parts({**state, "bans": self.bans.state()})
+        self.restore_parts(state)
+        self._refused = []
+        self._exclude(self.bans.banned)  # those of a model that had not collapsed
 
     def advice(self, rounds: int, interval: int) -> list[str]:
         """Warn of evaluations between aggregations, and of a last, partial cycle, which is averaged early."""

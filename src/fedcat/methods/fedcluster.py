@@ -46,6 +46,8 @@ class FedCluster(FedAvg):
         count = k // self.stages + (cluster < k % self.stages)
         rng = random_stream(seed, Purpose.SELECT, round, visit=cluster)
         left = np.setdiff1d(self.clusters[cluster], self.bans.banned, assume_unique=True)
-        if not len(left):  # the whole cluster is banned: others take its turn, as a stage needs clients to end
-            left = np.setdiff1d(np.concatenate(self.clusters), self.bans.banned, assume_unique=True)
-        return [int(client) for client in rng.choice(left, size=min(count, len(left)), replace=False)]
+        chosen = rng.choice(left, size=min(count, len(left)), replace=False)
+        if len(chosen) < count:  # too many of the cluster are banned: clients of others take their place
+            others = np.setdiff1d(np.arange(self.context.clients), [*self.clusters[cluster], *self.bans.banned])
+            chosen = np.concatenate([chosen, rng.choice(others, size=count - len(chosen), replace=False)])
+        return [int(client) for client in chosen]

@@ -18,7 +18,7 @@ from fedcat.methods.selection import check_selection
 from fedcat.protocol.hop import Hop, HopId
 from fedcat.protocol.reply import Reply, Status
 
-PROGRESS = ("round", "stage", "visits", "clients", "replies", "selector", "bans")
+PROGRESS = ("round", "stage", "visits", "clients", "replies", "selector")
 """The entries of a state that say how far a run is, not what it has learned."""
 
 
@@ -158,7 +158,7 @@ class RoundMethod(Method):
         self.outstanding.clear()
         self.restore_parts(state)
         self.selector.restore(state["selector"])
-        if self.bans.banned:
+        if self.bans.after is not None:
             self.selector.exclude(self.bans.banned)
         if self.memory is not None:
             self.memory.restore(state["memory"])
@@ -167,7 +167,10 @@ class RoundMethod(Method):
         self._replies = {reply.hop: reply for reply in replies}
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Take the model, and all that was learned with it, back to an earlier state; the rounds go on."""
+        """Take the model, and all that was learned with it, back to an earlier state; the rounds go on.
+
+        So are bans: a model that has collapsed makes honest clients send numbers that are refused.
+        """
         now = self.state()
         self.restore({**state, **{name: now[name] for name in PROGRESS}})
 

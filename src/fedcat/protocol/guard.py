@@ -14,7 +14,7 @@ from fedcat.protocol.reply import Reply
 from fedcat.protocol.reply_check import updates
 
 LEAST = 3
-"""The number of hops from which on they are compared with each other."""
+"""The number of clients from which on their hops are compared with each other."""
 LONG = 10.0
 """How many times the median length of an update is too long. Lengths are divided by the square root of the steps."""
 
@@ -22,10 +22,10 @@ LONG = 10.0
 class HopGuard:
     """Judges the hops of a round, or of a stage, against each other.
 
-    An update agrees with the others by the cosine between it and the sum of the others' directions. On skewed data a
-    single cosine says little: honest updates are nearly orthogonal. So the cosines of a client's hops are added up over
-    the rounds, and a hop is refused if its client's sum is below zero. A refused hop counts too, so that a client can
-    come back.
+    An update agrees with the others by the cosine between it and the sum of the other clients' directions. On skewed
+    data a single cosine says little: honest updates are nearly orthogonal. So the cosines of a client's hops are added
+    up over the rounds, and a hop is refused if its client's sum is below zero. A refused hop counts too, so that a
+    client can come back.
 
     Parameters
     ----------
@@ -48,12 +48,14 @@ class HopGuard:
         directions = change / lengths.clamp(min=torch.finfo(change.dtype).tiny)[:, None]
         products = (directions @ directions.T).double().cpu().numpy()
         pace = lengths.double().cpu().numpy() / np.sqrt([reply.steps for _, reply in arrived])
+        clients = np.array([hop.client for hop, _ in arrived])
+        enough = len(np.unique(clients)) >= LEAST
         reasons = {}
         for place, (hop, _) in enumerate(arrived):
-            if len(arrived) >= LEAST:
-                agreement = self.agreement.get(hop.client, 0.0) + agreement_with_others(products, place)
-                self.agreement[hop.client] = agreement
-            if len(arrived) >= LEAST and pace[place] > LONG * np.median(pace):
+            if enough:
+                cosine = agreement_with_others(products, place, clients)
+                self.agreement[hop.client] = self.agreement.get(hop.client, 0.0) + cosine
+            if enough and pace[place] > LONG * np.median(pace):
                 reasons[hop.id] = f"an update more than {LONG:g} times as long as the others'"
             elif self.agreement.get(hop.client, 0.0) < 0:
                 reasons[hop.id] = "the client's updates point against the others'"
@@ -68,8 +70,8 @@ class HopGuard:
         self.agreement = {int(client): value for client, value in state.items()}
 
 
-def agreement_with_others(products: np.ndarray[Any, Any], place: int) -> float:
-    """Return the cosine between one direction and the sum of the others, given their inner products [R, R]."""
-    others = np.delete(np.arange(len(products)), place)
+def agreement_with_others(products: np.ndarray[Any, Any], place: int, clients: np.ndarray[Any, Any]) -> float:
+    """Return the cosine between one direction and the sum of the other clients', given inner products [R, R]."""
+    others = np.flatnonzero(clients != clients[place])
     length = np.sqrt(max(0.0, products[np.ix_(others, others)].sum()))
     return float(products[place, others].sum() / length) if length > 0 else 0.0

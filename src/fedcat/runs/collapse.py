@@ -11,6 +11,7 @@ import torch
 
 from fedcat.data.federation import Federation
 from fedcat.models.losses import cross_entropy
+from fedcat.protocol.reply_check import NOT_FINITE
 from fedcat.runs.callbacks import Callback
 from fedcat.runs.history import Record
 from fedcat.runs.run import Run
@@ -21,6 +22,8 @@ LEARNED, CHANCE = 0.5, 1.0
 """The training loss relative to chance: below the first a model has learned; from the second on that is lost."""
 ENOUGH = 5
 """Averages of the training loss of which none was below chance, after which a model has learned nothing."""
+SILENT = 3
+"""The least number of rounds without finite numbers that count as a collapse."""
 GOOD = 1.2
 """How much larger than its smallest the training loss may be for a model to count as good."""
 
@@ -29,7 +32,8 @@ class CollapseWatch(Callback):
     """Notices that the global model collapses, by training loss and validation data, never by test data.
 
     The training loss is compared with chance: the loss of a net that knows how frequent each class is at each client
-    and nothing else. For other losses than the cross entropy, chance is the loss at the beginning.
+    and nothing else. For other losses than the cross entropy, chance is the loss at the beginning. The loss of a method
+    that adds terms of its own, as FedGen does, is not compared with chance.
 
     Parameters
     ----------
@@ -48,10 +52,14 @@ class CollapseWatch(Callback):
         self._down = False
         self._good: dict[str, Any] | None = None
         self._newest: dict[str, Any] | None = None  # good if the losses that follow are
+        self._since = 0  # rounds with a loss since the newest model
+        self._silent = 0  # the last rounds, if training gave no finite numbers in any of them
+        self._comparable = True
         self._entropies: np.ndarray[Any, Any] | None = None
 
     def on_start(self, run: Run) -> None:
         """Compute what a net without knowledge would lose."""
+        self._comparable = not run.task.rule.own_loss
         if run.federation.classes and run.task.loss is cross_entropy:
             self._entropies = entropies(run.federation)
 
@@ -60,6 +68,9 @@ class CollapseWatch(Callback):
         losses = [(hop.loss, self._chance(hop.client)) for hop in record.hops if hop.loss is not None]
         if losses:
             self._losses.append([float(np.mean(column)) for column in zip(*losses, strict=True)])
+            self._since += 1
+        diverged = not losses and any(hop.why == NOT_FINITE for hop in record.hops)
+        self._silent = self._silent + 1 if diverged else 0
         why = self._fallen(run, record)
         if not why:
             self._down &= not self._recovered()
@@ -69,7 +80,7 @@ class CollapseWatch(Callback):
 
     def on_end(self, run: Run) -> None:
         """Say so if a model has learned nothing."""
-        if CHANCE <= self._least < math.inf and len(run.history) >= ENOUGH * self.interval:
+        if self._comparable and CHANCE <= self._least < math.inf and len(run.history) >= ENOUGH * self.interval:
             run.late_notes.append("the model has learned nothing: its training loss was never below that of chance")
 
     def _chance(self, client: int) -> float:
@@ -81,13 +92,15 @@ class CollapseWatch(Callback):
         if len(self._losses) < self.interval:
             return None
         loss, chance = (math.fsum(column) / self.interval for column in zip(*self._losses, strict=True))
+        if not self._comparable:
+            return loss
         if self._entropies is None:
-            self._begin = chance = loss if math.isinf(self._begin) else self._begin
+            self._begin = chance = self._begin if math.isfinite(self._begin) else loss
         return loss / chance if chance > 0 else None
 
     def _recovered(self) -> bool:
         ratio = self._ratio()
-        return ratio is not None and ratio < LEARNED
+        return ratio is not None and ratio < (LEARNED if self._comparable else GOOD * self._least)
 
     def _fallen(self, run: Run, record: Record) -> str:
         """Return how the model has collapsed, or an empty text; keep it if it may be good.
@@ -97,6 +110,8 @@ class CollapseWatch(Callback):
         ratio = self._ratio()
         if ratio is not None and math.isnan(ratio):
             return "the training loss is not a number"
+        if self._silent >= max(self.interval, SILENT) and self._least < math.inf:
+            return f"training has given no finite numbers for {self._silent} rounds"
         if record.evaluated and not bool(torch.isfinite(run.method.models()["global"]).all()):
             return "it contains numbers that are not finite"
         if "accuracy" in record.validation:
@@ -106,14 +121,20 @@ class CollapseWatch(Callback):
             self._best = max(self._best, accuracy)
         if ratio is None:
             return ""
-        if self._least < LEARNED and ratio >= CHANCE:
+        if self._comparable and self._least < LEARNED and ratio >= CHANCE:
             return f"the training loss is {ratio:.2f} times that of chance, after {self._least:.2f} times"
         self._least = min(self._least, ratio)
         if self.action == "restore" and record.round % self.interval == 0:
-            if ratio <= GOOD * self._least and self._newest is not None:
-                self._good = self._newest
-            self._newest = run.method.state()
+            self._keep(run, ratio)
         return ""
+
+    def _keep(self, run: Run, ratio: float) -> None:
+        """Keep the newest model as a good one if the losses that came after it are good, and then the one of now."""
+        if self._newest is not None and self._since < self.interval:
+            return
+        if self._newest is not None and ratio <= GOOD * self._least:
+            self._good = self._newest
+        self._newest, self._since = run.method.state(), 0
 
     def _act(self, run: Run, why: str) -> None:
         if self.action == "stop":
@@ -122,7 +143,7 @@ class CollapseWatch(Callback):
         if self.action == "restore" and self._good is not None and self._restored < MOST and not run.done:
             self._restored += 1
             run.method.rewind(self._good)
-            self._losses, self._newest, self._down = [], None, False
+            self._losses, self._newest, self._silent, self._down = [], None, 0, False
             why += "; it is taken back to the last good one"
         run.late_notes.append(why)
         warnings.warn(f"{run.name}: {why}", stacklevel=2)
@@ -138,6 +159,8 @@ class CollapseWatch(Callback):
             "down": self._down,
             "good": self._good,
             "newest": self._newest,
+            "since": self._since,
+            "silent": self._silent,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -146,6 +169,7 @@ class CollapseWatch(Callback):
         self._least, self._begin, self._best = state["least"], state["begin"], state["best"]
         self._restored, self._down = state["restored"], state["down"]
         self._good, self._newest = state["good"], state["newest"]
+        self._since, self._silent = state["since"], state["silent"]
 
 
 def entropies(federation: Federation) -> np.ndarray[Any, Any]:
