@@ -54,6 +54,19 @@ def test_a_settings_file_cannot_import_a_module(tmp_path, theirs, setting):
     assert not theirs.exists()
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedcat"])
+def test_nor_can_the_table_of_a_method(tmp_path, theirs, method):
+    (tmp_path / "s.toml").write_text(f'[options.{method}]\noptimizer = "stranger:net"\n')
+    with pytest.raises(SettingError, match=r"optimizer 'stranger:net' would import the module 'stranger' and run its"):
+        fedcat.run(settings=tmp_path / "s.toml", optimizer="sgd", **SHORT)
+    fedcat.run(out=tmp_path / "run", **SHORT)
+    with (tmp_path / "run" / "settings.toml").open("a") as file:
+        file.write((tmp_path / "s.toml").read_text().replace("fedavg", "'fedavg'"))
+    with pytest.raises(SettingError):
+        fedcat.resume(tmp_path / "run", rounds=4)
+    assert not theirs.exists()
+
+
 def test_what_the_user_replaces_is_not_imported(tmp_path, theirs):
     (tmp_path / "s.toml").write_text('net = "stranger:net"\nmethod = "stranger:selector"\n')
     assert fedcat.run(settings=tmp_path / "s.toml", net="digits-cnn", **SHORT).settings.net == "digits-cnn"

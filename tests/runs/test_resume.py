@@ -26,6 +26,7 @@ from fedcat.core.files import locked
 from fedcat.methods import METHODS
 from fedcat.runs.checkpoint import LAST, PREVIOUS, Saved
 from fedcat.runs.folder import read_history
+from fedcat.runs.listing import listed
 from fedcat.runs.summary import Decisions
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -227,6 +228,85 @@ def test_other_data_is_refused_with_both_hashes(tmp_path):
     with pytest.raises(SettingError, match=r"its federation is '[0-9a-f]{64}', this one's '[0-9a-f]{64}'; the data"):
         fedcat.resume(tmp_path / "run", dataset=data(1))
     assert fedcat.resume(tmp_path / "run", dataset=data(0)).status == "finished"
+    with pytest.raises(SettingError, match="its federation is"):  # also of a run that is complete
+        fedcat.resume(tmp_path / "run", dataset=data(1))
+
+
+def test_options_that_were_not_set_are_refused_if_they_change_anything(tmp_path):
+    cut(tmp_path / "run", method="fedavg", aggregator="clipped", server_optimizer="momentum")
+    file = tmp_path / "run" / "settings.toml"
+    before = file.read_text()
+    for table, old, new in (("aggregator", "norm = 0.01", "not set"), ("server", "momentum = 0.1", "not set")):
+        assert f"[{table}_options]" not in before
+        file.write_text(f"{before}\n[{table}_options]\n{old}\n")
+        with pytest.raises(SettingError, match=f"{table}_options.* was '{new}' and is 0"):
+            fedcat.resume(tmp_path / "run")
+    file.write_text(f"{before}\n[aggregator_options]\nnorm = 0.0\n")  # as if a version before had not known it
+    assert fedcat.resume(tmp_path / "run").status == "finished"
+
+
+def test_a_comparison_gets_the_parts_of_its_runs_again(tmp_path):
+    class Mine(fedcat.FedAvg):
+        pass
+
+    words = {**SHORT, "rounds": 8, "checkpoint_every": "2r"}
+    whole = fedcat.compare(["fedavg", Mine], 1, **words)
+    with pytest.raises(CutError):
+        fedcat.compare(["fedavg", Mine], 1, out=tmp_path / "cut", callbacks=[Cut(5)], **words)
+    with pytest.raises(SettingError, match="'<Mine>' was passed as a Python object"):
+        fedcat.resume(tmp_path / "cut")
+    with pytest.raises(SettingError, match="net cannot change when a comparison is resumed"):
+        fedcat.resume(tmp_path / "cut", method=Mine, net="mlp")
+    found = fedcat.resume(tmp_path / "cut", method=[Mine])
+    assert [one.results[0].history[-1].loss for one in found] == [one.results[0].history[-1].loss for one in whole]
+
+
+def test_a_run_that_was_stopped_has_the_traffic_of_one_that_was_not(tmp_path):
+    class Stop(fedcat.Callback):
+        def on_round(self, run, record):
+            if record.round == 5 and not run.resumed:
+                run.stop("enough")
+
+    words = {**SHORT, "method": "fedcat", "rounds": 8, "per_client": True}
+    fedcat.run(out=tmp_path / "whole", **words)
+    with pytest.warns(UserWarning, match="stopped after round 5"):
+        fedcat.run(out=tmp_path / "stopped", callbacks=[Stop], **words)
+    assert (tmp_path / "stopped" / "clients.json").exists()
+    assert fedcat.resume(tmp_path / "stopped").status == "finished"
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_directory_is_held_by_whatever_name(tmp_path, monkeypatch):
+    with pytest.raises(CutError):
+        fedcat.compare(["fedavg"], 1, out=tmp_path / "all", callbacks=[Cut(5)], **SHORT, rounds=8)
+    run = tmp_path / "all" / "fedavg-seed0"
+    (run / "run.json").unlink()
+    (tmp_path / "link").symlink_to(run)
+    monkeypatch.chdir(run)
+    with locked(tmp_path / "all"):
+        for path in (tmp_path / "link", "."):
+            with pytest.raises(SettingError, match="is in use by this process"):
+                fedcat.resume(path)
+            assert listed(Path(path)).status == "running"
+
+
+def test_forged_numbers_are_damage(tmp_path):
+    fedcat.run(out=tmp_path / "run", method="fedavg", rounds=2, **SHORT)
+    file = tmp_path / "run" / "run.json"
+    before = file.read_text()
+    forged = [json.loads(before) for _ in range(3)]
+    forged[0]["metrics"]["global"]["accuracy"]["final"] = "x"
+    forged[1]["metrics"]["global"]["accuracy"]["best"] = 10**400
+    del forged[2]["bytes"]["up"]
+    for content in forged:
+        file.write_text(json.dumps(content))
+        assert listed(tmp_path / "run").status == "damaged"
+        with pytest.raises(SettingError, match=r"run.json' is damaged"):
+            fedcat.resume(tmp_path / "run")
+    file.write_text(before)
+    settings = tmp_path / "run" / "settings.toml"
+    settings.write_text(settings.read_text().replace("rounds = 2", "rounds = inf"))
+    assert listed(tmp_path / "run").status == "damaged"
 
 
 def test_parts_that_are_objects_are_passed_again(tmp_path):

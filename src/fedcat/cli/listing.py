@@ -39,7 +39,7 @@ def list_runs(
         table.add_column(heading, justify="right" if heading in ("rounds", "last", "best") else "left")
     for line in lines:
         rounds = f"{line.rounds}/{line.planned}" if line.planned else ""
-        table.add_row(_name(line, folder), line.status, rounds, visible(line.metric), line.last, line.best)
+        table.add_row(_name(line, folder), visible(line.status), rounds, visible(line.metric), line.last, line.best)
     out.print(table)
     for line in lines:
         if line.why:
@@ -48,4 +48,4 @@ def list_runs(
 
 def _name(line: Listed, folder: Path) -> str:
     """Return a run's path below the directory that is listed."""
-    return visible(line.path.name if line.path == folder else str(line.path.relative_to(folder)))
+    return visible(line.path.resolve().name if line.path == folder else str(line.path.relative_to(folder)))

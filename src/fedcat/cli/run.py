@@ -28,6 +28,7 @@ from fedcat.core.interrupt import Interrupt
 from fedcat.core.options import Typed
 from fedcat.core.text import plural
 from fedcat.runs.build import Builder
+from fedcat.runs.checkpoint import FOLDER, LAST
 from fedcat.runs.comparison import Comparison
 from fedcat.runs.folder import COMPARISON, check_free, reserve
 from fedcat.runs.progress import LastingConsole, ProgressDisplay
@@ -235,7 +236,7 @@ def _interrupted(
     """Say where a run that a signal has ended can go on, and end with the code of that signal."""
     name = str(error) or "an interrupt"
     done = plural(0 if progress is None else progress.done, "round")
-    saved = all(run.settings.checkpoint_every != "never" for run in runs)
+    saved = all(run.settings.checkpoint_every != "never" for run in runs) or any(path.rglob(f"{FOLDER}/{LAST}"))
     rest = f"`fedcat resume {path}` goes on" if saved else f"there is no checkpoint; what there is, is in {path}"
     say(err, f"ended by {name} after {done}; {rest}")
     raise typer.Exit(error.exit_code if isinstance(error, Interrupt) else 130)

@@ -115,22 +115,29 @@ def _without_strangers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     """
     parts = [part for value in given.values() for part in (value if isinstance(value, list) else [value])]
     named = {module_of(part) for part in parts}
-    found = [
-        (setting, registry, name)
-        for setting, registry in {**REGISTRIES, **LISTS}.items()
-        for name in _listed(stored.get(setting))
-        if isinstance(name, str) and module_of(name) is not None
-    ]
+    found = _imports(stored)
     replaced = {setting for setting, _, _ in found if setting in given}
+    found = [one for one in found if one[0] not in replaced]
+    tables = stored.get("options")
+    for table in tables.values() if isinstance(tables, Mapping) else ():  # a method's own may hold an optimizer
+        found += _imports(table) if isinstance(table, Mapping) else []
     for setting, registry, name in found:
-        if setting in replaced:
-            continue
         if module_of(name) not in named or import_path(registry.get(name)) != name:
             flag = f"--{setting.replace('_', '-')} {name}"
             raise untrusted(
                 setting, name, f"name it yourself ({flag}), or trust the file: --trust, in Python trust=True"
             )
     return {name: value for name, value in stored.items() if name not in replaced}
+
+
+def _imports(stored: Mapping[str, Any]) -> list[tuple[str, Registry[Any], str]]:
+    """Return the parts that a table names as ``module:attribute``: the setting, its registry and the name."""
+    return [
+        (setting, registry, name)
+        for setting, registry in {**REGISTRIES, **LISTS}.items()
+        for name in _listed(stored.get(setting))
+        if isinstance(name, str) and module_of(name) is not None
+    ]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -39,7 +39,7 @@ from fedcat.config.settings import Settings
 from fedcat.core.device import find_device
 from fedcat.core.errors import DataError, SettingError, unknown_name
 from fedcat.core.options import Typed, check_options, options, storable_options
-from fedcat.core.registry import import_path, label_of
+from fedcat.core.registry import import_path, label_of, name_of
 from fedcat.data.dataset import Dataset, make_dataset
 from fedcat.data.federation import Federation
 from fedcat.data.files.locations import expand_user
@@ -95,8 +95,8 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
     if str(layered.get("monitor")) in METRICS:  # it is recorded, then
         layered["metrics"] = _with_monitor(layered.get("metrics", []), layered["monitor"])
     lists = {name: _parts(name, layered) for name in LISTS}
-    named = {**layered, **{name: _named(part) for name, part in objects.items()}}
-    named |= {name: [_named(part) for part in layered[name]] for name in lists if name in layered}
+    named = {**layered, **{name: name_of(part) for name, part in objects.items()}}
+    named |= {name: [name_of(part) for part in layered[name]] for name in lists if name in layered}
     _check_before_loading(named, objects, stale_partition_options(upper, lower.layer, named))
     data, named["dataset_options"] = load_data(_part("dataset", named, objects), named, load)
     explicit = {**lower.layer, **upper}
@@ -191,11 +191,6 @@ def _parts(setting: str, values: Mapping[str, Any]) -> list[Any]:
     if not isinstance(given, (list, tuple)):
         raise SettingError(f"{setting} must be a list, got {given!r}")
     return [LISTS[setting].get(part) if isinstance(part, str) else part for part in given]
-
-
-def _named(part: Any) -> str:
-    """Return the name under which a part stands in the settings."""
-    return part if isinstance(part, str) else import_path(part) or f"<{label_of(part)}>"
 
 
 def _method_tables(named: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:

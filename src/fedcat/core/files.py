@@ -110,11 +110,11 @@ def is_locked(folder: Path) -> bool:
     if folder.resolve() in _HELD:
         return True
     try:
-        file = os.open(folder / LOCK, os.O_RDWR)
+        file = os.open(folder / LOCK, os.O_RDONLY)  # it may be another user's
     except OSError:
         return False
     try:
-        return not _lock(file)
+        return not _lock(file, alone=False)
     finally:
         os.close(file)
 
@@ -127,8 +127,8 @@ def _is(path: Path, file: int) -> bool:
         return False
 
 
-def _lock(file: int) -> bool:
-    """Lock a file for this process alone; processes that are forked from it do not inherit the lock."""
+def _lock(file: int, alone: bool = True) -> bool:
+    """Lock a file, for this process alone or not; processes that are forked from it do not inherit the lock."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -140,7 +140,7 @@ def _lock(file: int) -> bool:
             return False
         return True
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -77,6 +77,11 @@ class Registry(Generic[T]):
         return name in self._parts
 
 
+def name_of(part: Any) -> str:
+    """Return the name under which a part stands in the settings."""
+    return part if isinstance(part, str) else import_path(part) or f"<{label_of(part)}>"
+
+
 def accepts_call(function: Callable[..., Any], *arguments: object, **named: object) -> bool:
     """Return whether `function` can be called with these arguments."""
     try:

@@ -45,9 +45,10 @@ class Callback:
         """After each round."""
 
     def on_close(self, run: Run) -> None:
-        """After the last round, before it is evaluated and recorded: from here, more rounds can follow.
+        """Before a run ends by itself: after its last round or, if it is stopped, after that round. More can follow.
 
-        The method has not yet aggregated what is left over, such as a cycle of FedCat's that is not complete.
+        A last round is not yet evaluated and recorded, and the method has not yet aggregated what is left over, such as
+        a cycle of FedCat's that is not complete.
         """
 
     def on_end(self, run: Run) -> None:

@@ -74,9 +74,8 @@ class Checkpoints(Callback):
         self._closed = True
 
     def on_end(self, run: Run) -> None:
-        """Save the state of a run that ended between two rounds, and wait until all is written."""
-        asked = isinstance(run.error, Interrupt) and run.error.between
-        if not self._closed and (asked or run.status == "stopped"):
+        """Save the state of a run that a signal ended between two rounds, and wait until all is written."""
+        if not self._closed and isinstance(run.error, Interrupt) and run.error.between:
             self._save(run, wait=True)
         self._settle()
 

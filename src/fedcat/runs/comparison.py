@@ -20,7 +20,7 @@ from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import CallbackPart
 from fedcat.runs.folder import COMPARISON, SETTINGS, check_free, claim, unclaim, write_text
 from fedcat.runs.result import Result
-from fedcat.runs.resume import Resumed, build_again, read_plan
+from fedcat.runs.resume import Resumed, build_again, parts_of, read_plan
 from fedcat.runs.run import Run
 from fedcat.runs.runner import execute, stored_result
 
@@ -238,7 +238,15 @@ class Comparison:
         comparison.out, comparison._notes = path, []
         comparison.labels = [label for label, _ in plan]
         comparison.seeds = [seed for seed, _ in plan[0][1]]
-        comparison.resumed = [build_again(builder, folder, given, trust) for _, runs in plan for _, folder in runs]
+        folders = [folder for _, runs in plan for _, folder in runs]
+        theirs = [parts_of(folder, given) for folder in folders]
+        for name in given:
+            if not any(name in one for one in theirs):
+                raise SettingError(
+                    f"{name} cannot change when a comparison is resumed, and none of its runs has this one"
+                )
+        pairs = zip(folders, theirs, strict=True)
+        comparison.resumed = [build_again(builder, folder, one, trust) for folder, one in pairs]
         comparison.runs = [one.run for one in comparison.resumed]
         return comparison
 

@@ -129,7 +129,8 @@ class RunFolder(Callback):
         with self._noting_trouble():
             if (self.path / SETTINGS).read_text(encoding="utf-8") != self.settings:
                 write_text(self.path / SETTINGS, self.settings)
-            (self.path / SUMMARY).unlink(missing_ok=True)
+            for name in (SUMMARY, CLIENTS):
+                (self.path / name).unlink(missing_ok=True)
             remove_temporary(self.path)
         self._cut_back()
 
@@ -331,7 +332,7 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except SettingError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise SettingError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}") from error
 
 

@@ -121,6 +121,8 @@ class Lifecycle(ABC):
         if cause is not None and not self.done:
             self.error = cause
         if self.error is None:
+            if len(self.history) < self.rounds:
+                self.tell("on_close")
             with self._failing_alone("the evaluation on each client"):
                 self._finish()
         self._status = self._outcome()

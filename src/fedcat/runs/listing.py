@@ -60,12 +60,13 @@ def listed(path: Path) -> Listed:
             figures, name = summary.figures(), summary.monitor
             last, best = _text(name, figures.final), _text(name, figures.best)
             return Listed(path, str(summary.status), int(summary.rounds), planned, str(name), last, best)
-        held = is_locked(path) or ((path.parent / COMPARISON).exists() and is_locked(path.parent))
+        parent = path.resolve().parent
+        held = is_locked(path) or ((parent / COMPARISON).exists() and is_locked(parent))
         history = read_history(path)
         seen = [record.accuracy for record in history if record.accuracy is not None]
         found = ("accuracy", _text("accuracy", seen[-1]), _text("accuracy", max(seen))) if seen else ()
         return Listed(path, "running" if held else "killed", len(history), planned, *found)
-    except (SettingError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SettingError, OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         return Listed(path, "damaged", why=str(error) or type(error).__name__)
 
 

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedcat.config.layers import LISTS, REGISTRIES, SettingsFile, as_layer, flat
+from fedcat.config.layers import LISTS, OPTION_TABLES, REGISTRIES, SettingsFile, as_layer, flat
 from fedcat.config.settings import Settings
 from fedcat.config.toml import read_toml
 from fedcat.core.device import find_device
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.files import locked
-from fedcat.core.options import Typed
+from fedcat.core.options import Typed, options
+from fedcat.core.registry import name_of
 from fedcat.runs.build import Builder
 from fedcat.runs.checkpoint import FOLDER, LAST, Saved, newest
 from fedcat.runs.folder import COMPARISON, SETTINGS, SUMMARY, RunFolder, read_history, read_summary, readable
@@ -111,8 +112,9 @@ def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: b
                 raise SettingError(f"{name} cannot change when a run is resumed: only {', '.join(FREE)} can")
             raise unknown_name("setting", name, (*FREE, *PARTS))
     stored = _stored(path)
-    status, rounds = _ended(path)
-    complete = status in COMPLETE and rounds == _rounds(given, stored)
+    summary = read_summary(path) if (path / SUMMARY).exists() else None
+    status = summary.status if summary else ""
+    complete = summary is not None and status in COMPLETE and summary.rounds == _rounds(given, stored)
     saved, trouble = (None, []) if complete else newest(path, _device(given, stored))
     if saved is None and not complete:
         _check_begins_again(path, stored, status)
@@ -125,6 +127,9 @@ def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: b
     left_open = {name: stored.get(name, getattr(Settings, name)) for name in pinned}
     run.settings = replace(run.settings, **left_open)
     _check_same(path, saved.settings if saved else stored, run.settings)
+    if summary is not None and summary.partition_hash != run.federation.hash:
+        both = f"its federation is {summary.partition_hash!r}, this one's {run.federation.hash!r}"
+        raise SettingError(f"run {str(path)!r} cannot go on: {both}; the data, its partition or their seed differ")
     if saved is not None:
         _check_rounds(saved.settings, run.settings)
         if saved.decisions.get("device") == "cpu" and run.decisions.device != "cpu":
@@ -134,6 +139,21 @@ def build_again(builder: Builder, path: Path, given: Mapping[str, Any], trust: b
             run.decisions = replace(run.decisions, reason=str(saved.decisions.get("reason")))
     run.early_notes = (*run.early_notes, *notes)
     return Resumed(run, path, run.settings.toml(), saved, complete, bool(trouble))
+
+
+def parts_of(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the settings that are given for a comparison holds for one run: of parts, those that it names.
+
+    Parts that differ between the runs may be given as a list.
+    """
+    stored = _stored(path)
+    found = dict(given)
+    for name in given.keys() & REGISTRIES.keys():
+        several, own = found.pop(name), stored.get(name, getattr(Settings, name))
+        parts = several if isinstance(several, (list, tuple)) else [several]
+        if own in map(name_of, parts):
+            found[name] = next(part for part in parts if name_of(part) == own)
+    return found
 
 
 def _rounds(given: Mapping[str, Any], stored: Mapping[str, Any]) -> Any:
@@ -158,27 +178,22 @@ def _check_begins_again(path: Path, stored: Mapping[str, Any], status: str) -> N
 
 def _name(path: Path, saved: Saved | None) -> str:
     """Return the run's name; a run that is begun again has the one that it gets by itself."""
+    place = path.resolve()
     if saved is None:
-        return path.name if (path.parent / COMPARISON).exists() else ""
-    return str(saved.state.get("run", path.name))
+        return place.name if (place.parent / COMPARISON).exists() else ""
+    return str(saved.state.get("run", place.name))
 
 
 def _stored(path: Path) -> dict[str, Any]:
     """Return the settings of a run's directory."""
-    if not (path / SETTINGS).is_file():
+    file = path / SETTINGS
+    if not file.is_file() or not file.stat().st_size:
+        made = path.parent if (path.parent / COMPARISON).exists() else path
         raise SettingError(
-            f"directory {str(path)!r} holds no run that could be resumed: {SETTINGS} is missing; if it was being made "
-            "when its process was killed, remove it and start again"
+            f"directory {str(path)!r} holds no run that could be resumed: {SETTINGS} is missing or empty; if it was "
+            f"being made when its process was killed, remove {str(made)!r} and start again"
         )
-    return read_toml(path / SETTINGS)
-
-
-def _ended(path: Path) -> tuple[str, int]:
-    """Return how a run has ended and after how many rounds; an empty text if it has not."""
-    if not (path / SUMMARY).exists():
-        return "", 0
-    summary = read_summary(path)
-    return summary.status, summary.rounds
+    return read_toml(file)
 
 
 def _pinned(stored: Mapping[str, Any], saved: Saved, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,10 +212,20 @@ def _check_same(path: Path, before: Mapping[str, Any], settings: Settings) -> No
     defaults = tomllib.loads(Settings().toml())  # of settings that the version before did not know
     old, new = flat({**defaults, **before}), flat(tomllib.loads(settings.toml()))
     names = [name for name in old if name not in (*FREE, *PINNED) and old[name] != new.get(name)]
-    names += [name for name in new if name not in old and "." not in name and name not in (*FREE, *PINNED)]
+    added = [name for name in new if name not in old and name not in (*FREE, *PINNED)]
+    names += [name for name in added if not _is_default(name, new[name], settings)]
     if names:
         both = "; ".join(f"{n} was {old.get(n, 'not set')!r} and is {new.get(n, 'not set')!r}" for n in names)
         raise SettingError(f"run {str(path)!r} cannot be resumed with other settings: {both}")
+
+
+def _is_default(name: str, value: Any, settings: Settings) -> bool:
+    """Return whether an option that a version before did not know has the value that it has by itself."""
+    table, _, option = name.rpartition(".")
+    kind, _, method = table.partition(".")
+    setting = {table: setting for setting, table, _ in OPTION_TABLES}.get(table, "method")
+    part = method if kind == "options" else getattr(settings, setting)
+    return bool(table) and part in REGISTRIES[setting] and options(REGISTRIES[setting].get(part)).get(option) == value
 
 
 def _check_rounds(before: Mapping[str, Any], settings: Settings) -> None:
@@ -227,7 +252,7 @@ def holding(path: Path) -> Iterator[None]:
     """Hold the directory of a run or of a comparison; of a run in a comparison, that of the comparison."""
     if not path.is_dir():
         raise SettingError(f"directory {str(path)!r} does not exist")
-    parent = path.absolute().parent
+    parent = path.resolve().parent
     with locked(parent if (parent / COMPARISON).exists() else path):
         yield
 

@@ -187,17 +187,27 @@ class RunSummary:
         for name, kind in (("name", str), ("status", str), ("monitor", str), ("rounds", int), ("outputs", int)):
             if type(given[name]) is not kind:
                 raise TypeError(f"{name} must be {kind.__name__}, got {given[name]!r}")
-        if not all(isinstance(value, (int, float)) for value in (given["seconds"], *given["bytes"].values())):
-            raise TypeError("seconds and bytes must be numbers")
+        sent = [given["bytes"][name] for name in ("up", "down", "evaluation")]
+        if not all(map(_is_number, (given["seconds"], *sent))):
+            raise TypeError("seconds and bytes must be finite numbers")
         if not all(type(size) is int for size in given["input_shape"]):
             raise TypeError(f"input_shape must be a list of integers, got {given['input_shape']!r}")
         given["metrics"] = {
             model: {name: Figures(**figures) for name, figures in found.items()}
             for model, found in plain["metrics"].items()
         }
+        figures = [
+            value for found in given["metrics"].values() for one in found.values() for value in vars(one).values()
+        ]
+        if not all(value is None or _is_number(value) for value in figures):
+            raise TypeError("metrics must be numbers")
         given["decisions"] = Decisions(**plain["decisions"])
         given["chosen"] = None if plain["chosen"] is None else Choice(**plain["chosen"])
         return cls(**given)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def summarize(run: Run) -> RunSummary:
