@@ -136,7 +136,8 @@ def resume(
         See `run`. Callbacks get the state back that callbacks of the same class had.
     **given
         `rounds`, if there shall be more; `checkpoint_every`, `data_dir`, `memory`, `device`, `threads` and `workers`;
-        and the parts, such as `net`, that the run was given as Python objects, or whose modules may be imported.
+        and the parts, such as `net`, that the run was given as Python objects, or whose modules may be imported. For a
+        comparison, parts that differ between its runs are given as a list: ``method=[Mine, Other]``.
 
     Returns
     -------

@@ -341,10 +341,10 @@ def test_a_strangers_directory_imports_nothing(tmp_path, monkeypatch):
 
 
 def test_changed_versions_and_decisions_are_warned_about(tmp_path, monkeypatch):
-    cut(tmp_path / "run", method="fedavg", device="cpu")
+    cut(tmp_path / "run", method="fedavg")
     monkeypatch.setattr("fedcat.runs.resume.versions", lambda: {"torch": "9.9"})
-    with pytest.warns(UserWarning, match=r"numbers may differ .*: torch was \d.*, now 9.9, workers was \d+, now 3"):
-        assert fedcat.resume(tmp_path / "run", workers=3).status == "finished"
+    with pytest.warns(UserWarning, match=r"numbers may differ .*: torch was \d.*, now 9.9, threads was \d+, now \d"):
+        assert fedcat.resume(tmp_path / "run", threads=torch.get_num_threads() + 1).status == "finished"
 
 
 def test_decisions_that_were_left_open_are_kept(tmp_path):
