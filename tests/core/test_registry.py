@@ -42,7 +42,7 @@ def test_a_users_part_is_imported_from_the_current_folder(registry, tmp_path, mo
     assert registry.get("their_parts:Box.inner") == 5
 
 
-@pytest.mark.parametrize("name", ["no_such_module:part", "math:no_such_part", ":part"])
+@pytest.mark.parametrize("name", ["no_such_module:part", "math:no_such_part", ":part", ".:part"])
 def test_a_part_that_cannot_be_imported_is_named(registry, name):
     with pytest.raises(SettingError, match=f"thing '{name}' cannot be imported"):
         registry.get(name)

@@ -60,6 +60,8 @@ class Registry(Generic[T]):
         if here not in sys.path:
             sys.path.append(here)  # last: a file here must not hide an installed module
         try:
+            if module_name.startswith("."):
+                raise ImportError("the name of a module must not begin with a dot")
             found: object = importlib.import_module(module_name)
             for part in attribute.split("."):
                 found = getattr(found, part)
