@@ -103,7 +103,14 @@ def test_a_directory_that_is_not_there_cannot_be_held(tmp_path):
 
 def test_what_killed_processes_left_is_removed(tmp_path):
     (tmp_path / "checkpoint").mkdir()
-    for name in (".run.json.0123abcd", "checkpoint/.last.safetensors.deadbeef", ".mine", "run.json", ".a.0123ABCD"):
+    for name in (
+        ".run.json.0123abcd",
+        "checkpoint/.last.safetensors.deadbeef",
+        "checkpoint/.tmpn60quA",
+        ".mine",
+        "run.json",
+        ".a.0123ABCD",
+    ):
         (tmp_path / name).write_text("x")
     remove_temporary(tmp_path)
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {

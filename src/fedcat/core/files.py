@@ -44,9 +44,9 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove the temporary files that killed processes have left in a directory and below it."""
+    """Remove the temporary files that killed processes have left in a directory and below it, also safetensors' own."""
     for path in folder.rglob(".*"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name) and path.is_file():
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}|\.tmp\w{6}", path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
