@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from fedcat.protocol.reply import Reply, Status
     from fedcat.protocol.task import Task
     from fedcat.runs.callbacks import Callback
-    from fedcat.runs.comparison import Comparison, VariantResult
+    from fedcat.runs.comparison import Comparison
     from fedcat.runs.driver import Driver
     from fedcat.runs.history import Record
     from fedcat.runs.result import Result
     from fedcat.runs.run import Run
     from fedcat.runs.summary import Choice, Decisions, Figures, RunSummary
+    from fedcat.runs.variant_result import VariantResult
 
 _HOMES = {
     "api": ("compare", "load_model", "resume", "run"),
@@ -72,7 +73,8 @@ _HOMES = {
     "protocol.reply": ("Reply", "Status"),
     "protocol.task": ("Task",),
     "runs.callbacks": ("Callback",),
-    "runs.comparison": ("Comparison", "VariantResult"),
+    "runs.comparison": ("Comparison",),
+    "runs.variant_result": ("VariantResult",),
     "runs.driver": ("Driver",),
     "runs.history": ("Record",),
     "runs.result": ("Result",),

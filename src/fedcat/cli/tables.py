@@ -20,9 +20,9 @@ from fedcat.data.federation import Federation
 from fedcat.data.skew import Skew
 from fedcat.methods import declared
 from fedcat.models.metrics import Metric
-from fedcat.runs.comparison import SPREAD, VariantResult, mean_std
 from fedcat.runs.result import Result
 from fedcat.runs.summary import Figures
+from fedcat.runs.variant_result import SPREAD, VariantResult, mean_std
 
 MOST_SEEDS = 5
 """Seeds whose differences are listed; the mean is over all."""

@@ -169,7 +169,7 @@ class RoundMethod(Method):
     def rewind(self, state: dict[str, Any]) -> None:
         """Take the model, and all that was learned with it, back to an earlier state; the rounds go on.
 
-        So are bans: a model that has collapsed makes honest clients send numbers that are refused.
+        Bans go back too: a model that has collapsed makes honest clients send numbers that are refused.
         """
         now = self.state()
         self.restore({**state, **{name: now[name] for name in PROGRESS}})

@@ -9,7 +9,7 @@ from fedcat.paper.archive import StoredRun
 from fedcat.paper.readings import Cell, Paired, Reading
 from fedcat.paper.tables import SIGNIFICANT, Row
 from fedcat.report.sheet import Sheet
-from fedcat.runs.comparison import SPREAD
+from fedcat.runs.variant_result import SPREAD
 
 SELECTIONS = {
     "fedavg": "uniform (FedAvg)",

@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from fedcat.paper.archive import Archive, StoredRun
 from fedcat.paper.case import Case
-from fedcat.runs.comparison import mean_std
+from fedcat.runs.variant_result import mean_std
 
 LAST = 5
 """Evaluations that `last_five` is the mean of."""
