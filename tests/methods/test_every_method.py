@@ -51,6 +51,12 @@ VARIANTS = [
     ("cyclic", {"reshuffle": True}, {}),
     ("fedgen", {"local_steps": 3}, {}),
     ("fedcat", {}, {"average": 0.9}),
+    ("fedcat-plus", {"spread": 0.0}, {"average": 0.9}),
+    ("fedcat-plus", {"lead": 0.0, "retry": 1}, {}),
+    ("fedcat-plus", {"smoothing": 0.0}, {}),
+    ("fedcross", {"collaborator": "in-order", "alpha": 0.8}, {}),
+    ("fedmr", {"first_stage": 2}, {}),
+    ("fedcm", {"weighting": "equal"}, {"average": 0.9, "weight_decay": 0.01}),
 ]
 
 
@@ -175,15 +181,27 @@ def test_a_client_that_does_not_come_back_leaves_the_rest_to_go_on(name):
 
 @pytest.mark.parametrize(
     ("name", "ratio"),
-    [("fedavg", 1), ("fedprox", 1), ("clusamp", 1), ("fedcat", 1), ("fedcluster", 1), ("scaffold", 2)],
+    [
+        *(
+            ("fedavg", 1),
+            ("fedprox", 1),
+            ("clusamp", 1),
+            ("fedcat", 1),
+            ("fedcluster", 1),
+            ("fedcross", 1),
+            ("fedmr", 1),
+        ),
+        *(("scaffold", 2), ("fedcm", 1.5), ("fedcat-plus", 1.5)),
+    ],
 )
 def test_traffic_of_every_round_against_one_model_down_and_up(name, ratio):
+    """A step that leads travels with its share, one number."""
     layout = layout_of(digits_net(), torch.float32)
     sim = made(name, layout, "stacked")
     drive(sim)
     for record in sim.history:
         moved = sum(hop.down + hop.up for hop in record.hops)
-        assert moved == ratio * 2 * 3 * layout.size * 4
+        assert moved == ratio * 2 * 3 * layout.size * 4 + (3 * 4 if ratio == 1.5 else 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -201,7 +219,7 @@ def test_the_hops_of_every_round_have_the_learning_rate_of_the_schedule(name):
     assert found == [(round, 0.06 / (1 + 0.5 * round)) for round in range(5) for _ in range(3)]
 
 
-STEPPED = [(name, "momentum") for name in NAMES if name not in ("cyclic", "fedadam")]
+STEPPED = [(name, "momentum") for name in NAMES if name not in ("cyclic", "fedadam", "fedcross", "fedmr")]
 STEPPED += [("fedadam", "adam"), ("fedcat", "adam")]
 
 
@@ -229,6 +247,7 @@ def test_a_restored_method_goes_on_with_its_server_optimizer_and_its_average(nam
 def test_the_options_of_every_method_and_their_defaults():
     weighting = {"weighting": "samples"}
     cat = {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0, "retry": 0}
+    plus = {"spread": 0.1, "lead": 0.9, "smoothing": 0.95}
     found = {name: options_of(METHODS.get(name)) for name in NAMES if name != "fedgen"}
     assert found == {
         "clusamp": {"similarity": "cosine"},
@@ -239,7 +258,11 @@ def test_the_options_of_every_method_and_their_defaults():
         "fedcat": cat,
         "fedcat-dc": {**cat, "grouping": False},
         "fedcat-gc": {**cat, "concatenation": False},
+        "fedcat-plus": {**plus, **{name: cat[name] for name in ("grouping", "epsilon", "lambda", "retry")}},
         "fedcluster": {"clusters": 0, **weighting},
+        "fedcm": {"alpha": 0.1, **weighting},
+        "fedcross": {"alpha": 0.99, "collaborator": "least-similar"},
+        "fedmr": {"first_stage": 0},
         "fedprox": {"mu": 0.01, **weighting},
         "scaffold": {"variant": "corrected", "weighting": "equal"},
     }
@@ -247,8 +270,9 @@ def test_the_options_of_every_method_and_their_defaults():
 
 def test_what_every_method_declares():
     optimizers = {name: declared(METHODS.get(name), "default_server_optimizer", "?") for name in NAMES}
-    own = {"cyclic": None, "fedadam": "adam", "fedavgm": "momentum"}
+    own = {"cyclic": None, "fedcross": None, "fedmr": None, "fedadam": "adam", "fedavgm": "momentum"}
     assert optimizers == {name: own.get(name, "mean") for name in NAMES}
     models = {name: declared(METHODS.get(name), "extra_models", "?") for name in NAMES}
-    assert models == {name: ("mean", "copies") if name.startswith("fedcat") else () for name in NAMES}
+    copies = {"fedcross": ("copies",), "fedmr": ("copies",)}
+    assert models == {n: ("mean", "copies") if n.startswith("fedcat") else copies.get(n, ()) for n in NAMES}
     assert declared(lambda context: None, "extra_models", "unknown") == "unknown"

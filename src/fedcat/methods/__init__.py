@@ -15,8 +15,12 @@ from fedcat.methods.clusamp import CluSamp
 from fedcat.methods.cyclic import Cyclic
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedcat import FedCat
+from fedcat.methods.fedcat_plus import FedCatPlus
 from fedcat.methods.fedcluster import FedCluster
+from fedcat.methods.fedcm import FedCM
+from fedcat.methods.fedcross import FedCross
 from fedcat.methods.fedgen import FedGen
+from fedcat.methods.fedmr import FedMR
 from fedcat.methods.fedopt import FedAdam, FedAvgM
 from fedcat.methods.fedprox import FedProx
 from fedcat.methods.scaffold import Scaffold
@@ -36,12 +40,20 @@ METHODS.add(
     partial(FedCat, grouping=False),
     "FedCat's device concatenation only, clients drawn uniformly (the paper's w/ DC)",
 )
+METHODS.add(
+    "fedcat-plus", FedCatPlus, "FedCat whose copies stay apart and whose steps are led, at 1.5 times the traffic"
+)
 METHODS.add("fedprox", FedProx, "FedAvg with a proximal term in the local loss (Li et al. 2020)")
 METHODS.add(
     "scaffold", Scaffold, "control variates correct client drift, at twice the traffic (Karimireddy et al. 2020)"
 )
 METHODS.add("fedgen", FedGen, "a feature generator, trained on the server, teaches the clients (Zhu et al. 2021)")
 METHODS.add("clusamp", CluSamp, "clients drawn from clusters of similar ones (Fraboni et al. 2021, Algorithm 2)")
+METHODS.add("fedcross", FedCross, "copies that each take a little of another one after every round (Hu et al. 2022)")
+METHODS.add("fedmr", FedMR, "copies that exchange their layers at random after every round (Hu et al. 2024)")
+METHODS.add(
+    "fedcm", FedCM, "clients' steps follow the last round's direction, at 1.5 times the traffic (Xu et al. 2021)"
+)
 METHODS.add("fedcluster", FedCluster, "clusters of clients take their steps one after another (Chen et al. 2020)")
 METHODS.add("cyclic", Cyclic, "one model walks through the clients, nothing is averaged (Chang et al. 2018)")
 METHODS.add("fedavgm", FedAvgM, "FedAvg with server momentum: --server-lr, --server-momentum (Hsu et al. 2019)")

@@ -34,10 +34,13 @@ class RunningAverage:
     ----------
     decay : float
         The factor by which a round's weight shrinks in each later round, 0 <= decay < 1.
+    warm_up : float
+        If positive, the memory grows with the rounds: the share of round r, counted from 0, is at least
+        warm_up / (warm_up + r). A model that still learns fast is then not held back by its first rounds.
     """
 
-    def __init__(self, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, decay: float, warm_up: float = 0.0) -> None:
+        self.decay, self.warm_up = decay, warm_up
         self.rounds = 0
         self.row: Tensor | None = None
 
@@ -45,6 +48,8 @@ class RunningAverage:
         """Add a round's row to the average."""
         self.rounds += 1
         share = (1 - self.decay) / (1 - self.decay**self.rounds)
+        if self.warm_up:
+            share = max(share, self.warm_up / (self.warm_up + self.rounds - 1))
         self.row = row if self.row is None else self.row + share * (row - self.row)
 
     def state(self) -> dict[str, Any]:

@@ -34,7 +34,10 @@ class FedAvg(RoundMethod):
             raise unknown_name("weighting", weighting, WEIGHTINGS)
         self.weighting = weighting
 
+    def weights(self, replies: Sequence[Reply]) -> list[int]:
+        """Return the weights of replies."""
+        return [reply.samples if self.weighting == "samples" else 1 for reply in replies]
+
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
         """Average the rows, or what the user chose instead of a mean."""
-        weights = [reply.samples if self.weighting == "samples" else 1 for reply in replies]
-        return self.aggregate(ends(replies), weights, self.row)
+        return self.aggregate(ends(replies), self.weights(replies), self.row)

@@ -107,10 +107,14 @@ class FedCat(Method):
 
     def plan(self, until: int) -> list[Hop]:
         """Return the next hop of every copy that is not on its way."""
-        stop = min(until, self.first + self.length)
+        stop = min(until, self._open())
         away = self.outstanding.copies()
         ready = [copy for copy in range(len(self.copies)) if copy not in away and self._next[copy] < stop]
         return self.outstanding.start(self._hop(copy, self._next[copy]) for copy in ready)
+
+    def _open(self) -> int:
+        """Return the round before which hops may start now: the end of the cycle."""
+        return self.first + self.length
 
     def _hop(self, copy: int, round: int) -> Hop:
         """Return a copy's hop in a round (Algorithm 2): it goes to selected client (offset + copy) mod K."""
@@ -177,8 +181,7 @@ class FedCat(Method):
             if reply.status is Status.REFUSED:
                 self._refused.append(hop.client)
             if reply.end is not None:
-                self.copies[copy] = reply.end.clone()
-                self.seen[copy] += reply.samples
+                self._move(hop, reply.end.clone(), reply)
             elif self._tries_again(copy):
                 continue
             self._next[copy] += 1
@@ -187,6 +190,11 @@ class FedCat(Method):
                 self._passed.setdefault(self._next[copy], {})[copy] = (self.copies[copy], self.seen[copy])
         if self.round > before:
             self._complete(self.round)
+
+    def _move(self, hop: Hop, end: Tensor, reply: Reply) -> None:
+        """Put a copy where its hop has ended."""
+        self.copies[hop.copy] = end
+        self.seen[hop.copy] += reply.samples
 
     def _complete(self, round: int) -> None:
         """End a round that the last copy has passed."""
@@ -204,6 +212,10 @@ class FedCat(Method):
             met = [copy for copy, seen in enumerate(self.seen) if seen]
             rows, weights = torch.stack([self.copies[copy] for copy in met]), [self.seen[copy] for copy in met]
             self.row = self.step(self.row, self.aggregate(rows, weights, self.row))
+        self._end_cycle()
+
+    def _end_cycle(self) -> None:
+        """Leave out clients that are banned by now, and start the next cycle."""
         first = self.round
         self._chosen = {r: clients for r, clients in self._chosen.items() if r >= first}
         self._spare = {r: clients for r, clients in self._spare.items() if r >= first}

@@ -1,0 +1,92 @@
+import pytest
+import torch
+from helpers import drive, federation, layout_of, simulate, small_net
+
+from fedcat.core.errors import SettingError
+from fedcat.methods import FedAvg
+from fedcat.methods.fedcm import FedCM, LedRule
+from fedcat.protocol.reply import Reply, Status
+
+FED = federation([3, 9, 5, 12, 7, 4])
+LAYOUT = layout_of(small_net())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_at_alpha_1_it_is_fedavg_bit_for_bit(engine, dtype):
+    layout = layout_of(small_net(), dtype)
+    words = {"rounds": 4, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0}
+    plain = drive(simulate(FedAvg, FED, layout, engine, **words))
+    led = drive(simulate(FedCM, FED, layout, engine, options={"alpha": 1.0}, **words))
+    assert torch.equal(plain.method.row, led.method.row)
+
+
+def answer(hop, own, samples=1, steps=2):
+    """Reply as a client whose own steps are all alike: every step is the led mixture."""
+    size = LAYOUT.parameter_size
+    lead, sent = float(hop.sent["lead"]), hop.sent["step"]
+    return Reply(hop.id, hop.start + steps * ((1 - lead) * own + lead * sent)[:size], samples=samples, steps=steps)
+
+
+def test_equal_steps_add_up_to_themselves():
+    """The mixture has a gain of one: after r rounds the direction is 1 - 0.9^r of the clients' own step."""
+    method = simulate(FedCM, FED, LAYOUT, k=3).method
+    own = torch.linspace(-1, 1, LAYOUT.size, dtype=torch.float64)
+    for r in range(1, 30):
+        before = method.row
+        method.absorb([answer(hop, own, steps=2 + hop.client) for hop in method.plan(r)])
+        assert torch.allclose(method.direction, (1 - 0.9**r) * own, atol=1e-14)
+        assert not torch.equal(method.row, before)
+
+
+def test_the_direction_is_the_mean_per_step_weighted_like_the_models():
+    for weighting, share in (("samples", 0.9), ("equal", 0.5)):
+        method = simulate(FedCM, FED, LAYOUT, k=2, options={"weighting": weighting}).method
+        a, b = method.plan(1)
+        method.absorb(
+            [Reply(a.id, a.start + 6, samples=1, steps=3), Reply(b.id, b.start + 2, samples=9, steps=4)],
+        )
+        assert torch.allclose(method.direction, torch.full_like(method.direction, 2 * (1 - share) + 0.5 * share))
+
+
+def test_a_step_is_a_share_of_the_one_that_was_sent_and_of_the_clients_own():
+    """Weight decay is part of the client's own step: what the optimizer adds in full is taken back in part."""
+    g, p, step = (torch.randn(2, 5, dtype=torch.float64) for _ in range(3))
+    sent = {"step": step, "lead": torch.tensor([[0.75], [0.5]], dtype=torch.float64)}
+    rule, lr, decay = LedRule(0.1), torch.tensor([[0.2], [0.3]], dtype=torch.float64), 0.1
+    handed = rule.gradient(g, p, p, sent, {})
+    found = rule.after(p - lr * (handed + decay * p), lr, sent, {})
+    own = -lr * (g + decay * p)
+    assert torch.allclose(found, p + (1 - sent["lead"]) * own + sent["lead"] * step, atol=1e-14)
+    assert torch.equal(LedRule(0.0).gradient(g, p, p, sent, {}), (1 - sent["lead"]) * g)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_an_engine_takes_such_steps(engine):
+    """One client with one batch: its first step is -lr * 0.1 * g, and the direction is what it moved per step."""
+    fed = federation([4, 4])
+    plain, led = (
+        simulate(method, fed, LAYOUT, engine, k=2, rounds=1, epochs=1, weight_decay=0.05) for method in (FedAvg, FedCM)
+    )
+    start = plain.method.row
+    drive(plain)
+    drive(led)
+    assert torch.allclose(led.method.row - start, 0.1 * (plain.method.row - start), atol=1e-14)
+    assert torch.allclose(led.method.direction, led.method.row - start, atol=1e-14)
+
+
+def test_the_direction_follows_the_learning_rate():
+    method = simulate(FedCM, FED, LAYOUT, k=2, rounds=4, lr=lambda r: (0.1, 0.1, 0.05, 0.05)[r]).method
+    for r in range(2):
+        method.absorb([answer(hop, torch.ones(LAYOUT.size, dtype=torch.float64)) for hop in method.plan(r + 1)])
+    before = method.direction
+    hops = method.plan(3)
+    assert all(torch.equal(hop.sent["step"], before / 2) for hop in hops)
+    method.absorb([Reply.lost(hop, Status.FAILED, "away") for hop in hops])
+    assert all(torch.equal(hop.sent["step"], before / 2) for hop in method.plan(4))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
+def test_a_share_outside_its_bounds_is_refused(alpha):
+    with pytest.raises(SettingError, match="alpha must be"):
+        simulate(FedCM, FED, LAYOUT, options={"alpha": alpha})
