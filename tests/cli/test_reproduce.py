@@ -104,6 +104,34 @@ def test_choices_do_not_show_the_test_accuracy(fedcat_command):
     assert "the default" in Path("r/choices.md").read_text()
 
 
+def test_fedcat_plus_against_its_rivals(fedcat_command):
+    """Its parts are taken away in turn, in runs of their own, which tables of other studies do not have."""
+    code, out, _ = fedcat_command("reproduce", "plus", "--methods", "fedavg,fedcat-plus", *FEW)
+    assert code == 0
+    assert "2 runs side by side" in out
+    assert "4 runs side by side" in out
+    page = Path("r/plus.md").read_text()
+    titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+    assert titles[:3] == ["Rows won", "Few rounds", "Each part taken away"]
+    assert "| FedCat-Plus (lead 0) |" in page
+    assert "| 1.00 | 1.50 |" in page
+    assert Path("r/figures/plus-lab-digits.png").exists()
+    assert Path("r/figures/plus-traffic-lab-digits.png").exists()
+    code, out, _ = fedcat_command("reproduce", "plus", "--methods", "fedavg,fedcat-plus", *FEW, "--validation", "0.1")
+    assert code == 0
+    assert "2 runs side by side" in out
+    assert "| chosen |" in Path("r/plus.md").read_text()
+
+
+def test_choices_of_fedcat_plus(fedcat_command):
+    few = ["--dataset", "digits", "--alpha", "1.0", "--seeds", "1", "--rounds", "5", "--workers", "1", "--out", "r"]
+    code, _, _ = fedcat_command("reproduce", "choices", "--methods", "fedcat-plus", *few)
+    assert code == 0
+    page = Path("r/choices-fedcat-plus.md").read_text()
+    assert "| FedCat-Plus (spread 0.05) |" in page
+    assert "| the default |" in page
+
+
 def test_the_theorem(fedcat_command):
     code, out, _ = fedcat_command("reproduce", "theorem", "--rounds", "20", "--seeds", "1", "--out", "r")
     assert code == 0
@@ -125,7 +153,7 @@ def test_the_theorem(fedcat_command):
         (["table1", "--alpha", "0"], "alpha must be > 0, got 0"),
         (["table1", "--rounds", "0"], "rounds must be at least 1"),
         (["table1", "--validation", "1"], "validation must be"),
-        (["curves", "--validation", "0.1"], "validation is for table1 and table2: curves shows runs with all training"),
+        (["curves", "--validation", "0.1"], "validation is for table1, table2, plus: curves shows"),
         (["table1", "-o", "clip=10"], "option must have the form METHOD.NAME=VALUE, got 'clip'"),
         (["table1", "-o", "scafold.clip=10"], "unknown method 'scafold': did you mean 'scaffold'"),
         (

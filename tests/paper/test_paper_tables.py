@@ -61,7 +61,7 @@ def test_a_dataset_that_the_paper_lacks_has_no_column_of_it(tmp_path, make_run):
 
 def test_fedcat_against_rivals_at_equal_rounds_and_bytes(tmp_path, make_run):
     archive = archive_of(tmp_path, make_run, LEVELS, {"scaffold": 500})
-    rounds, moved, *_ = tables.fedcat_sheets([row_of(archive)])
+    rounds, moved, *_ = tables.champion_sheets([row_of(archive)])
     assert rounds.rows == [
         ["CIFAR-10, alpha 0.1", "**+6.00 ± 0.00**", "**-4.00 ± 0.00**", "**+7.00 ± 0.00**", "**+1.00 ± 0.00**"]
     ]
@@ -109,7 +109,7 @@ def test_chosen_comes_from_the_runs_with_validation_data(tmp_path, make_run):
     assert tables.accuracy_sheet([row], "", readings.chosen, "").rows[0][1:] == ["45.00 ± 0.00", "44.00 ± 0.00"]
     found = {line[1]: line[2] for line in claims.claims_sheet([row], [claims.BEST]).rows}
     assert found == {"last five": "yes", "chosen": "no (higher: FedAvg)"}
-    assert [sheet.title for sheet in tables.fedcat_sheets([row])][2] == "FedCat minus rival: chosen, equal rounds"
+    assert [sheet.title for sheet in tables.champion_sheets([row])][2] == "FedCat minus rival: chosen, equal rounds"
 
 
 def test_variants_of_a_cell_stand_beside_the_table(tmp_path, make_run):

@@ -45,9 +45,9 @@ def _option(flag: str, metavar: str, help: str) -> Any:
 
 
 Datasets = Annotated[str, _option("--dataset", "A,B,...", "datasets [those of the paper]")]
-Dataset = Annotated[str, _option("--dataset", "NAME", "the dataset [cifar10]")]
 Alphas = Annotated[str, _option("--alpha", "A,B,...", "alphas of the Dirichlet partition [those of the paper]")]
 Methods = Annotated[str, _option("--methods", "A,B,...", "methods [those of the paper]")]
+Chosen = Annotated[str, _option("--methods", "A,B,...", "methods whose numbers are chosen [fedcat,scaffold]")]
 Seeds = Annotated[int, _option("--seeds", "NUMBER", "number of seeds [3]")]
 FirstSeed = Annotated[int | None, _option("--seed", "NUMBER", "first seed [10; choices: 20]")]
 Rounds = Annotated[
@@ -99,7 +99,8 @@ def _study_command(name: str) -> Callable[..., None]:
         chosen = study.STUDIES[name]
         _check_preset(preset)
         if validation and not chosen.table:
-            raise SettingError(f"validation is for table1 and table2: {name} shows runs with all training data")
+            tables = ", ".join(one.name for one in study.STUDIES.values() if one.table)
+            raise SettingError(f"validation is for {tables}: {name} shows runs with all training data")
         names = _names("methods", methods, [name for name, _ in METHODS]) or chosen.methods
         rows = study.rows(
             _names("dataset", dataset, _datasets(preset)) or chosen.datasets,
@@ -114,7 +115,8 @@ def _study_command(name: str) -> Callable[..., None]:
             options=_options(option, names),
         )
         numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
-        archive = _work(rows, numbers, folder, minutes, given)
+        wanted = [*rows, *study.variants(rows)] if name == "plus" else rows
+        archive = _work(wanted, numbers, folder, minutes, given)
         _show(*study_page(name, [Row.of(archive, row, numbers) for row in rows], folder))
 
     return command
@@ -126,6 +128,7 @@ HELP = {
     "curves": "Plot the test accuracy of every method over the rounds.",
     "traffic": "Plot accuracy over bytes; rounds and bytes that each method needs to FedAvg's accuracy.",
     "fairness": "Show how evenly clients take part, and how accuracy spreads over them.",
+    "plus": "Compare FedCat-Plus with all of its rivals: rows won, the first rounds, and each of its parts taken away.",
 }
 for _name, _help in HELP.items():
     app.command(_name, cls=Command, help=_help)(_study_command(_name))
@@ -135,24 +138,26 @@ for _name, _help in HELP.items():
 @with_settings(only=MACHINE)
 def choices(
     given: Mapping[str, Any],
-    dataset: Dataset = "cifar10",
+    dataset: Datasets = "cifar10",
     alpha: Alphas = "0.1,1.0",
+    methods: Chosen = "fedcat,scaffold",
     seeds: Seeds = 3,
     seed: FirstSeed = None,
     rounds: Rounds = None,
     minutes: Minutes = None,
     folder: Out = Path("reproduce"),
 ) -> None:
-    """Choose what the paper leaves open, FedCat's epsilon and lambda and SCAFFOLD's clip, on validation data."""
-    (name,) = _names("dataset", dataset, _datasets("lab"))[:1] or ["cifar10"]
-    rows = study.choices(name, _numbers("alpha", alpha), "lab", _rounds(rounds), _precision(given))
+    """Choose numbers on validation data: what the paper leaves open, SCAFFOLD's clip, FedCat-Plus's options."""
+    datasets, names = _names("dataset", dataset, _datasets("lab")), _names("methods", methods, list(study.CHOICES))
+    alphas, count, precision = _numbers("alpha", alpha), _rounds(rounds), _precision(given)
+    rows = study.choices(datasets, alphas, "lab", count, precision, names)
     numbers = _seeds(seeds, study.FIRST_CHOOSING_SEED if seed is None else seed)
     archive = _work(rows, numbers, folder, minutes, given)
     runs = [run for row in rows for case in row for run in archive.runs(case, numbers)]
     if not runs:
         raise SettingError("no run of choices is there yet: leave out --minutes, or give more of them")
     sheet = choices_sheet(archive, rows, numbers)
-    _show([sheet], choices_page(sheet, runs, folder))
+    _show([sheet], choices_page(sheet, runs, folder, names))
 
 
 @app.command(cls=Command)

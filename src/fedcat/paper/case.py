@@ -24,12 +24,16 @@ LABELS = {
     "fedcat-gc": "w/ GC",
     "fedcat-dc": "w/ DC",
     "fedcat": "FedCat",
+    "fedcat-plus": "FedCat-Plus",
+    "fedcross": "FedCross",
+    "fedmr": "FedMR",
+    "fedcm": "FedCM",
     "mnist": "MNIST",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "femnist": "FEMNIST",
 }
-"""Names as the paper writes them."""
+"""Names as papers write them."""
 
 
 def label_of(name: str) -> str:

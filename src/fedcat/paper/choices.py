@@ -15,7 +15,8 @@ from fedcat.report.sheet import Sheet
 
 def choices_sheet(archive: Archive, rows: Sequence[Sequence[Case]], seeds: Sequence[int]) -> Sheet:
     """Return the validation accuracy of every choice, and its gain over the default, paired by seed."""
-    names = [f"alpha {row[0].alpha}" for row in rows]
+    several = len({row[0].dataset for row in rows}) > 1
+    names = [row[0].row if several else f"alpha {row[0].alpha}" for row in rows]
     lines = []
     for cases in zip(*rows, strict=True):
         cells = [cell(archive, case, seeds) for case in cases]
@@ -30,10 +31,10 @@ def choices_sheet(archive: Archive, rows: Sequence[Sequence[Case]], seeds: Seque
         lines.append([cases[0].label, *scores, text, counts])
     note = (
         "Mean of the last five accuracies on the clients' validation data, in %; the test data was not looked at. The "
-        "gain is that over the default, averaged over the alphas and paired by seed: mean ± standard error. A default "
+        "gain is that over the default, averaged over the columns and paired by seed: mean ± standard error. A default "
         "changes only if the gain exceeds what is needed (2.9 standard errors with three seeds)."
     )
-    return Sheet("What the paper leaves open", ["", *names, "gain", "needed"], lines, [note])
+    return Sheet("Choices", ["", *names, "gain", "needed"], lines, [note])
 
 
 def _is_default(case: Case) -> bool:

@@ -19,8 +19,13 @@ METHOD_COLORS = dict(zip(("fedavg", "fedprox", "scaffold", "fedgen", "clusamp"),
     "fedcat": "#111111",
     "fedcat-gc": COLORS[6],
     "fedcat-dc": COLORS[7],
+    "fedcross": COLORS[6],
+    "fedmr": COLORS[8],
+    "fedcm": COLORS[7],
+    "fedcat-plus": "#d00000",
 }
-"""Each method has one color in all figures; FedCat is black and thicker."""
+"""Each method has one color in all figures; FedCat is black, FedCat-Plus red, and both are thicker."""
+THICK = ("fedcat", "fedcat-plus")
 
 Line = Callable[[StoredRun], tuple[Sequence[float], Sequence[float]]]
 """Returns the places and values of a run's line."""
@@ -112,7 +117,7 @@ def _curves(one: Cell, line: Line, color: str) -> list[Curve]:
     """Return a cell's line, the mean over its seeds; a thin one for each seed if a run failed."""
     lines = [line(run) for run in one.runs]
     method = one.case.method
-    width, dashes = 2.2 if method == "fedcat" else 1.2, "--" if method == "fedprox" else ""
+    width, dashes = 2.2 if method in THICK else 1.2, "--" if method == "fedprox" else ""
     if lines and not any(map(failed, one.runs)):
         return [Curve(one.case.label, lines[0][0], [values for _, values in lines], color, dashes, width)]
     labels = [one.case.label, *["_"] * len(lines)]

@@ -10,12 +10,12 @@ from typing import Any
 from fedcat.core.errors import SettingError
 from fedcat.core.files import replacing
 from fedcat.core.text import json_text, plural
-from fedcat.paper import claims, figures, readings, tables
+from fedcat.paper import claims, figures, plus, readings, tables
 from fedcat.paper.archive import StoredRun
 from fedcat.paper.case import label_of
 from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
 from fedcat.paper.readings import Cell
-from fedcat.paper.study import ABLATION, METHODS, STUDIES
+from fedcat.paper.study import ABLATION, METHODS, PLUS, STUDIES
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured, theorem_sheets
 from fedcat.report.sheet import Sheet, wrapped
@@ -71,9 +71,12 @@ def theorem_page(found: Measured, folder: Path, about: str) -> tuple[list[Sheet]
     return sheets, [*_write(folder, "theorem", "The theorem, measured", text, found.as_dict()), *drawn]
 
 
-def choices_page(sheet: Sheet, runs: Sequence[StoredRun], folder: Path) -> list[Path]:
+def choices_page(sheet: Sheet, runs: Sequence[StoredRun], folder: Path, methods: Sequence[str]) -> list[Path]:
     """Write the page of the choices; return the files."""
-    return _write(folder, "choices", "Choosing what the paper leaves open", [*_machines(runs), "", sheet.markdown()])
+    paper = set(methods) <= {"fedcat", "scaffold"}
+    stem = "choices" if paper else "-".join(["choices", *methods])
+    title = "Choosing what the paper leaves open" if paper else "Choosing on validation data"
+    return _write(folder, stem, title, [*_machines(runs), "", sheet.markdown()])
 
 
 def _stem(name: str, rows: Sequence[Row]) -> str:
@@ -109,9 +112,12 @@ def _figures(name: str, rows: Sequence[Row], folder: Path) -> list[Path]:
     if name in ("table2", "curves"):
         ablated = [row for row in rows if any(row.get(method) for method in ABLATION if method not in METHODS)]
         drawn += figures.draw_rows(ablated, folder / "ablation", ABLATION, *over_rounds)
-    if name == "traffic":
+    if name == "plus":
+        drawn += figures.draw_rows(rows, folder / "plus", set(PLUS), *over_rounds)
+    if name in ("traffic", "plus"):
         line = (figures.accuracy_over_bytes, "training traffic, MB", ACCURACY)
-        drawn += figures.draw_rows(rows, folder / "traffic", {*METHODS, *others}, *line)
+        stem = folder / ("traffic" if name == "traffic" else "plus-traffic")
+        drawn += figures.draw_rows(rows, stem, {*METHODS, *others}, *line)
     if name == "fairness":
         drawn += figures.draw_participation(rows, folder / "participation", DRAWN)
     return drawn
@@ -121,8 +127,8 @@ Sheets = tuple[list[Sheet], list[Sheet]]
 """What a terminal shows of a study, and what its page shows."""
 
 
-def _table(known: Sequence[Row], rows: Sequence[Row], checked: Sequence[str]) -> Sheets:
-    paper = any(row.in_paper for row in known)
+def _forms(known: Sequence[Row], rows: Sequence[Row], paper: bool) -> list[Sheet]:
+    """Return the accuracies by every reading."""
     brackets = "; in brackets the paper's number and our difference to it." if paper else "."
     form = [tables.accuracy_sheet(rows, "Best", readings.best, BEST + brackets, paper)]
     form += [tables.accuracy_sheet(rows, title, reading, note) for title, reading, note in READINGS]
@@ -131,7 +137,12 @@ def _table(known: Sequence[Row], rows: Sequence[Row], checked: Sequence[str]) ->
         part = held[0].held[0].case.validation
         note = f"A fraction {part:g} of each client's data was held out. Test accuracy at the best validation accuracy."
         form.insert(2, tables.accuracy_sheet(held, "Chosen on validation data", readings.chosen, note))
-    rest = [*tables.fedcat_sheets(known), tables.fedavg_sheet(known)]
+    return form
+
+
+def _table(known: Sequence[Row], rows: Sequence[Row], checked: Sequence[str]) -> Sheets:
+    form = _forms(known, rows, any(row.in_paper for row in known))
+    rest = [*tables.champion_sheets(known), tables.fedavg_sheet(known)]
     rest += [claims.reach_sheet(known), claims.claims_sheet(known, checked)]
     rest += [tables.differing_sheet(known), tables.variants_sheet(known), tables.failed_sheet(known)]
     rest = [sheet for sheet in rest if sheet.rows]
@@ -146,8 +157,16 @@ def _table2(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
     return _table(known, rows, (claims.ORDER,))
 
 
+def _plus(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
+    sheets = [plus.won_sheet(known), plus.early_sheet(known), plus.parts_sheet(known)]
+    rest = [*tables.champion_sheets(known, plus.NAME), tables.fedavg_sheet(known), claims.traffic_sheet(known)]
+    rest += [claims.reach_sheet(known), tables.variants_sheet(known, plus.NAME), tables.failed_sheet(known)]
+    sheets, rest = ([sheet for sheet in some if sheet.rows] for some in (sheets, rest))
+    return [*(tables.detail_sheet(row) for row in known), *sheets], [*sheets, *_forms(known, rows, False), *rest]
+
+
 def _traffic(known: Sequence[Row], rows: Sequence[Row]) -> Sheets:
-    sheets = [claims.traffic_sheet(known), claims.reach_sheet(known), *tables.fedcat_sheets(known)[1:2]]
+    sheets = [claims.traffic_sheet(known), claims.reach_sheet(known), *tables.champion_sheets(known)[1:2]]
     return sheets, sheets
 
 
@@ -166,6 +185,7 @@ SHEETS: dict[str, Callable[[Sequence[Row], Sequence[Row]], Sheets]] = {
     "curves": _curves,
     "traffic": _traffic,
     "fairness": _fairness,
+    "plus": _plus,
 }
 
 

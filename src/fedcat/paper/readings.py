@@ -36,8 +36,17 @@ def last_five(run: StoredRun) -> float:
 
 def chosen(run: StoredRun) -> float:
     """Return the test accuracy at the first of the best validation accuracies."""
-    known = [(value, -place) for place, value in enumerate(run.validation) if math.isfinite(value)]
-    return 100 * run.accuracy[-max(known)[1]] if known and run.accuracy else math.nan
+    return _at(run.accuracy, _chosen(run))
+
+
+def average_chosen(run: StoredRun) -> float:
+    """Return the test accuracy of the average over rounds when the model has the best validation accuracy."""
+    return _at(run.average, _chosen(run))
+
+
+def at_round(number: int) -> Reading:
+    """Return the reading of the last test accuracy by a round."""
+    return lambda run: _at(run.accuracy, max((i for i, r in enumerate(run.rounds) if r <= number), default=None))
 
 
 def average_best(run: StoredRun) -> float:
@@ -76,6 +85,16 @@ def within(traffic: float) -> Reading:
     return lambda run: _mean(
         [a for a, moved in zip(run.accuracy, run.traffic, strict=True) if moved <= traffic][-LAST:]
     )
+
+
+def _chosen(run: StoredRun) -> int | None:
+    """Return the evaluation with the first of the best validation accuracies; None if there is none."""
+    known = [(value, -place) for place, value in enumerate(run.validation) if math.isfinite(value)]
+    return -max(known)[1] if known else None
+
+
+def _at(values: Sequence[float], place: int | None) -> float:
+    return 100 * values[place] if values and place is not None else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,11 +12,30 @@ from fedcat.paper.case import Case, default_rounds, has_alpha
 
 METHODS = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat")
 ABLATION = ("fedavg", "fedcat-gc", "fedcat-dc", "fedcat")
+PLUS = (*METHODS, "fedcross", "fedmr", "fedcm", "fedcat-plus")
 EVERY = ("fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcat-gc", "fedcat-dc", "fedcat")
 ALPHAS = (0.1, 0.5, 1.0)
 FIRST_SEED, FIRST_CHOOSING_SEED = 10, 20
 """Tables and choices use different seeds."""
 CHOOSING_ROUNDS, CHOOSING_ALPHAS, HELD_OUT = 500, (0.1, 1.0), 0.1
+
+Options = tuple[tuple[str, float | str], ...]
+"""Options of a case."""
+CHOICES: dict[str, list[Options]] = {
+    "fedcat": [
+        (("epsilon", epsilon), ("lambda", cycles)) for epsilon in (0.0, 0.5, 1.0) for cycles in (1.0, 2.0, 5.0, 10.0)
+    ],
+    "scaffold": [(), (("clip", 10.0),)],
+    "fedcat-plus": [(), *((("spread", value),) for value in (0.05, 0.07, 0.15)), (("lead", 0.8),), (("lead", 0.95),)],
+}
+"""What is tried for each method whose numbers are chosen on validation data."""
+WITHOUT: dict[str, list[Options]] = {
+    "fedcat-plus": [(("spread", 0.0),), (("lead", 0.0),), (("smoothing", 0.0),), (("grouping", False),)],
+    "scaffold": [(("clip", 10.0),)],
+}
+"""Variants that the study `plus` also runs: each part of the method taken away, and a rival with a bound."""
+VARIED = ("cifar10", "femnist", "digits")
+"""The datasets on which it does."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +50,8 @@ class Study:
         Those of the paper.
     table : bool
         Whether it is a table, which also shows runs with data held out, and variants of its cells.
+    champion : str
+        The method that is compared with all others.
     """
 
     name: str
@@ -38,6 +59,7 @@ class Study:
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     table: bool = False
+    champion: str = "fedcat"
 
 
 STUDIES = {
@@ -48,6 +70,7 @@ STUDIES = {
         Study("curves", "Test accuracy over rounds", ("cifar10", "femnist", "cifar100", "mnist"), EVERY),
         Study("traffic", "Traffic", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
         Study("fairness", "Fairness", ("femnist", "cifar10"), EVERY),
+        Study("plus", "FedCat-Plus", ("cifar10", "femnist", "cifar100", "mnist"), PLUS, True, "fedcat-plus"),
     )
 }
 
@@ -87,25 +110,31 @@ def rows(
     ]
 
 
+def variants(table: Sequence[Sequence[Case]]) -> list[list[Case]]:
+    """Return the variants that are run with the rows of the study `plus`, beside cases without options of their own."""
+    found = [
+        [replace(case, options=options) for case in row if not case.options for options in WITHOUT.get(case.method, ())]
+        for row in table
+        if row[0].dataset in VARIED and not row[0].validation
+    ]
+    return [row for row in found if row]
+
+
 def choices(
-    dataset: str = "cifar10",
+    datasets: Sequence[str] = ("cifar10",),
     alphas: Sequence[float] = CHOOSING_ALPHAS,
     preset: str = "lab",
     rounds: int | None = None,
     precision: str = "fp32",
+    methods: Sequence[str] = ("fedcat", "scaffold"),
 ) -> list[list[Case]]:
-    """Return the cases by which the numbers that the paper leaves open are chosen, one row for each alpha."""
-    fedcat = [
-        (("epsilon", epsilon), ("lambda", cycles)) for epsilon in (0.0, 0.5, 1.0) for cycles in (1.0, 2.0, 5.0, 10.0)
+    """Return the cases by which numbers are chosen, one row for each alpha."""
+    count = CHOOSING_ROUNDS if rounds is None else rounds
+    return [
+        [
+            replace(case, options=options, validation=HELD_OUT, choosing=True)
+            for case in row
+            for options in CHOICES[case.method]
+        ]
+        for row in rows(datasets, methods, alphas, preset, count, precision)
     ]
-    scaffold: list[tuple[tuple[str, float], ...]] = [(), (("clip", 10.0),)]
-    found = []
-    for alpha in alphas:
-        base = Case(
-            *(dataset, "fedcat", alpha, preset, CHOOSING_ROUNDS if rounds is None else rounds, precision),
-            validation=HELD_OUT,
-            choosing=True,
-        )
-        found.append([replace(base, options=chosen) for chosen in fedcat])
-        found[-1] += [replace(base, method="scaffold", options=chosen) for chosen in scaffold]
-    return found

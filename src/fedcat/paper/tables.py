@@ -10,7 +10,7 @@ from typing import Any
 from fedcat.core.text import plural
 from fedcat.paper import readings
 from fedcat.paper.archive import Archive, StoredRun
-from fedcat.paper.case import Case
+from fedcat.paper.case import Case, label_of
 from fedcat.paper.printed import printed
 from fedcat.paper.readings import Cell, Paired, Reading, cell, spread_text, within
 from fedcat.paper.study import HELD_OUT
@@ -35,21 +35,22 @@ class Row:
         The cells with all training data, in the order of the methods.
     held : list of Cell
         The same with part of the data held out for choosing; without runs if there are none.
-    variants : list of Cell
-        Cells with other options, precision or exact mode, but on the same federation.
+    variants, held_variants : list of Cell
+        Cells with other options, precision or exact mode, but on the same federation; and those with data held out.
     """
 
     cells: list[Cell]
     held: list[Cell]
     variants: list[Cell] = field(default_factory=list)
+    held_variants: list[Cell] = field(default_factory=list)
 
     @classmethod
     def of(cls, archive: Archive, cases: Sequence[Case], seeds: Sequence[int]) -> Row:
         """Return the row of these cases, with and without data held out, and their variants."""
         plain = [replace(case, validation=0.0) for case in cases]
         held = [replace(case, validation=case.validation or HELD_OUT) for case in cases]
-        variants = [other for case in plain for other in _variants(case, archive)]
-        return cls(*([cell(archive, case, seeds) for case in some] for some in (plain, held, variants)))
+        variants = [[other for case in some for other in _variants(case, archive)] for some in (plain, held)]
+        return cls(*([cell(archive, case, seeds) for case in some] for some in (plain, held, *variants)))
 
     @property
     def plain(self) -> Row:
@@ -59,7 +60,7 @@ class Row:
     @property
     def known(self) -> list[Cell]:
         """All cells that have runs."""
-        return [one for one in (*self.cells, *self.held, *self.variants) if one.runs]
+        return [one for one in (*self.cells, *self.held, *self.variants, *self.held_variants) if one.runs]
 
     @property
     def name(self) -> str:
@@ -150,9 +151,9 @@ SIGNIFICANT = (
 )
 
 
-def _equal_bytes(fedcat: Cell, rival: Cell) -> Paired:
-    traffic = min(run.traffic[-1] for run in fedcat.runs)
-    return Paired.of(fedcat, rival, readings.last_five, within(traffic))
+def _equal_bytes(mine: Cell, rival: Cell) -> Paired:
+    traffic = min(run.traffic[-1] for run in (*mine.runs, *rival.runs))
+    return Paired.of(mine, rival, within(traffic))
 
 
 COMPARISONS: tuple[tuple[str, Callable[[Cell, Cell], Paired], bool], ...] = (
@@ -161,16 +162,16 @@ COMPARISONS: tuple[tuple[str, Callable[[Cell, Cell], Paired], bool], ...] = (
     ("chosen, equal rounds", lambda a, b: Paired.of(a, b, readings.chosen), True),
     ("average over rounds, last five", lambda a, b: Paired.of(a, b, readings.average_last_five), False),
 )
-"""How FedCat is compared with its rivals: by what, and whether in the runs with data held out."""
+"""How a method is compared with its rivals: by what, and whether in the runs with data held out."""
 
 
-def fedcat_sheets(rows: Sequence[Row]) -> list[Sheet]:
-    """Return FedCat's difference to each rival, one table for each way to compare."""
-    methods = labels(rows, without="fedcat")
+def champion_sheets(rows: Sequence[Row], champion: str = "fedcat") -> list[Sheet]:
+    """Return the difference of FedCat, or another method, to each rival, one table for each way to compare."""
+    methods = labels(rows, without=champion)
     found = []
     for title, paired, held in COMPARISONS:
-        pairs = [(row.name, [(row.get("fedcat", held), row.get(method, held)) for method in methods]) for row in rows]
-        sheet = _paired_sheet(f"FedCat minus rival: {title}", methods.values(), pairs, paired)
+        pairs = [(row.name, [(row.get(champion, held), row.get(method, held)) for method in methods]) for row in rows]
+        sheet = _paired_sheet(f"{label_of(champion)} minus rival: {title}", methods.values(), pairs, paired)
         found += [sheet] if sheet.rows else []
     return found
 
@@ -214,23 +215,24 @@ def differing_sheet(rows: Sequence[Row]) -> Sheet:
     return Sheet("Cells that differ from the paper", ["", "best of each seed", "paper", "difference"], lines, [note])
 
 
-def variants_sheet(rows: Sequence[Row]) -> Sheet:
+def variants_sheet(rows: Sequence[Row], champion: str = "fedcat") -> Sheet:
     """Return cells that were also run with other options, precision or in exact mode, beside those of the tables."""
     lines = []
     for row in rows:
         for one in (one for one in row.variants if one.runs):
             usual = next(cell for cell in row.cells if cell.case.method == one.case.method)
-            fedcat = row.get("fedcat") if one.case.method != "fedcat" else None
+            mine = row.get(champion) if one.case.method != champion else None
             figures = []
             for reading in (readings.best, readings.last_five):
                 figures += [one.text(reading), Paired.of(one, usual, reading).text]
-            figures.append("" if fedcat is None else Paired.of(fedcat, one, readings.last_five).text)
+            figures.append("" if mine is None else Paired.of(mine, one, readings.last_five).text)
             lines.append([row.name, _variant(one.case, usual.case), *figures])
+    name = label_of(champion)
     note = (
-        "Accuracy in %; the difference to the same method in the table, and FedCat's to the variant, paired by seed. "
+        f"Accuracy in %; the difference to the same method in the table, and {name}'s to the variant, paired by seed. "
         f"{SIGNIFICANT}"
     )
-    columns = ["", "variant", "best", "minus table", "last five", "minus table", "FedCat minus variant"]
+    columns = ["", "variant", "best", "minus table", "last five", "minus table", f"{name} minus variant"]
     return Sheet("Variants of cells", columns, lines, [note])
 
 

@@ -1,0 +1,100 @@
+"""FedCat-Plus against its rivals: rows won, the first rounds, and parts taken away."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedcat.paper import plus
+from fedcat.paper.archive import Archive
+from fedcat.paper.case import Case
+from fedcat.paper.study import rows, variants
+from fedcat.paper.tables import Row
+
+SEEDS = (10, 11, 12)
+METHODS = ("fedavg", "scaffold", "fedcat-plus")
+
+
+def archive_of(path, make_run, levels):
+    """Return runs of methods, or of cases, whose accuracy is a level, a little higher with every seed."""
+    archive = Archive(path)
+    for key, (level, average) in levels.items():
+        case = key if isinstance(key, Case) else Case("cifar10", key, 0.1)
+        for place, seed in enumerate(SEEDS):
+            value = level + 0.001 * place
+            archive.add([make_run(case, seed, [value / 2, *[value] * 59], average=[average + 0.001 * place] * 60)])
+    return archive
+
+
+def row_of(archive):
+    (cases,) = rows(("cifar10",), METHODS, (0.1,))
+    return Row.of(archive, cases, SEEDS)
+
+
+LEVELS = {"fedavg": (0.5, 0.52), "scaffold": (0.55, 0.54), "fedcat-plus": (0.6, 0.7)}
+CLIPPED = Case("cifar10", "scaffold", 0.1, options=(("clip", 10.0),))
+
+
+@pytest.mark.parametrize(
+    ("changed", "rival", "difference", "verdict"),
+    [
+        ({}, "SCAFFOLD", "**+5.00 ± 0.00**", "won"),
+        ({"fedavg": (0.5, 0.58)}, "FedAvg, average over rounds", "**+2.00 ± 0.00**", "won"),
+        ({CLIPPED: (0.61, 0.3)}, "SCAFFOLD (clip 10)", "**-1.00 ± 0.00**", "lost"),
+        ({"scaffold": (0.6, 0.3)}, "SCAFFOLD", "+0.00 ± 0.00", "tie"),
+        ({replace(CLIPPED, precision="bf16"): (0.9, 0.9)}, "SCAFFOLD", "**+5.00 ± 0.00**", "won"),
+        (
+            {Case("cifar10", "fedcat-plus", 0.1, options=(("lead", 0.0),)): (0.9, 0.9)},
+            "SCAFFOLD",
+            "**+5.00 ± 0.00**",
+            "won",
+        ),
+    ],
+)
+def test_a_row_is_won_against_the_best_of_all_rivals(tmp_path, make_run, changed, rival, difference, verdict):
+    sheet = plus.won_sheet([row_of(archive_of(tmp_path, make_run, LEVELS | changed))])
+    ((name, by, _, found, _, paired, word),) = sheet.rows
+    assert (name, by) == ("CIFAR-10, alpha 0.1", "last five")
+    assert (found, paired, word) == (rival, difference, verdict)
+
+
+def test_chosen_is_judged_in_the_runs_with_data_held_out(tmp_path, make_run):
+    archive = archive_of(tmp_path, make_run, LEVELS)
+    for method, value in (("scaffold", 0.45), ("fedcat-plus", 0.44)):
+        case = Case("cifar10", method, 0.1, validation=0.1)
+        found = {"average": [0.46, 0.9, 0.1], "validation": [0.2, 0.1, 0.1]}
+        archive.add(make_run(case, seed, [value, 0.1, 0.1], **found) for seed in SEEDS)
+    last = plus.won_sheet([row_of(archive)]).rows[-1]
+    assert last[1:] == [
+        "chosen",
+        "44.00 ± 0.00",
+        "SCAFFOLD, average over rounds",
+        "46.00 ± 0.00",
+        "**-2.00 ± 0.00**",
+        "lost",
+    ]
+
+
+def test_without_runs_nothing_is_judged(tmp_path, make_run):
+    row = row_of(archive_of(tmp_path, make_run, {"fedcat-plus": (0.5, 0.5)}))
+    assert [sheet([row]).rows for sheet in (plus.won_sheet, plus.early_sheet, plus.parts_sheet)] == [[], [], []]
+
+
+def test_the_first_rounds_against_fedavg(tmp_path, make_run):
+    archive = archive_of(tmp_path, make_run, {"fedavg": (0.5, 0.5)})
+    archive.add(make_run(Case("cifar10", "fedcat-plus", 0.1), seed, [i / 100 for i in range(60)]) for seed in SEEDS)
+    (line,) = plus.early_sheet([row_of(archive)]).rows
+    values = [float(text.strip("*").split(" ")[0]) for text in line[1:]]
+    assert values == pytest.approx([4 - 50.1, 9 - 50.1, 19 - 50.1, 49 - 50.1], abs=0.006)
+
+
+def test_parts_are_taken_away_in_turn(tmp_path, make_run):
+    (cases,) = variants(rows(("cifar10",), METHODS, (0.1,)))
+    assert [case.label for case in cases] == [
+        "SCAFFOLD (clip 10)",
+        *(f"FedCat-Plus ({part})" for part in ("spread 0", "lead 0", "smoothing 0", "grouping false")),
+    ]
+    archive = archive_of(tmp_path, make_run, {**LEVELS, cases[2]: (0.57, 0.5), cases[0]: (0.4, 0.4)})
+    sheet = plus.parts_sheet([row_of(archive)])
+    assert sheet.rows == [["FedCat-Plus", "60.10 ± 0.10"], ["FedCat-Plus (lead 0)", "**-3.00 ± 0.00**"]]
+    assert variants(rows(("cifar10",), METHODS, (0.1,), validation=0.1)) == []
+    assert variants(rows(("mnist",), METHODS, (0.1,))) == []
