@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,6 @@ from fedcat.methods.fedcat import FedCat
 from fedcat.methods.fedcm import LedRule, led, local_step
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.reply import Reply
-
-WARM_UP = 10
-"""Rounds after which the lead and the memory of the average have half of their size, cycles in which copies part."""
-GROWTH = 1.05
-"""The largest factor by which the copies' distances grow in a round."""
 
 
 class FedCatPlus(FedCat):
@@ -49,7 +44,21 @@ class FedCatPlus(FedCat):
         The decay of the average over rounds that is the global model; 0: it is the last mean of the copies.
     grouping, epsilon, lambda_, retry
         See `FedCat`.
+
+    Attributes
+    ----------
+    parting : int
+        Cycles until the copies have their distance.
+    growth : float
+        The largest factor by which the distance grows in a round.
+    warm_up : int
+        Rounds after which the lead is a half, unless that is above its limit, and after which a round's share in the
+        average is at least a half.
     """
+
+    parting: ClassVar[int] = 10
+    growth: ClassVar[float] = 1.05
+    warm_up: ClassVar[int] = 10
 
     def __init__(
         self,
@@ -69,7 +78,7 @@ class FedCatPlus(FedCat):
         check_bounds("smoothing", smoothing, at_least=0, below=1)
         self.spread, self.lead = spread, lead
         self.length = 1 if spread else self.length
-        self.smooth = RunningAverage(smoothing, WARM_UP) if smoothing else None
+        self.smooth = RunningAverage(smoothing, self.warm_up) if smoothing else None
         if lead:
             self.rule = LedRule(context.weight_decay)
         self.direction = context.start.new_zeros(context.layout.parameter_size if lead else 0)
@@ -90,7 +99,7 @@ class FedCatPlus(FedCat):
             return hop
         if hop.lr != self.lr:
             self.direction, self.lr = self.direction * (hop.lr / self.lr), hop.lr
-        return led(hop, self.direction, min(self.lead, round / (round + WARM_UP)))
+        return led(hop, self.direction, min(self.lead, round / (round + self.warm_up)))
 
     def _move(self, hop: Hop, end: Tensor, reply: Reply) -> None:
         """Put a copy where its hop has ended, and note its mean local step."""
@@ -117,7 +126,7 @@ class FedCatPlus(FedCat):
         if any(self.seen):
             mean = self.aggregate(copies, [1] * len(copies), self.row)
             self.row = self.step(self.row, mean)
-            wanted = self.spread * min(1.0, self.round / (WARM_UP * len(copies)))
+            wanted = self.spread * min(1.0, self.round / (self.parting * len(copies)))
             copies = self.row + self._scaled(copies - mean, wanted)
         self._end_cycle()
         self.copies = list(copies)
@@ -127,7 +136,7 @@ class FedCatPlus(FedCat):
         size = self.context.layout.parameter_size
         length = torch.linalg.vector_norm(deviations[:, :size]) / math.sqrt(len(deviations))
         tiny = torch.finfo(length.dtype).tiny
-        factor = (wanted * torch.linalg.vector_norm(self.row[:size]) / length.clamp(min=tiny)).clamp(max=GROWTH)
+        factor = (wanted * torch.linalg.vector_norm(self.row[:size]) / length.clamp(min=tiny)).clamp(max=self.growth)
         return torch.cat([factor * deviations[:, :size], deviations[:, size:]], 1)
 
     def models(self, *wanted: str) -> dict[str, Tensor]:

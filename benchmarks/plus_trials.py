@@ -1,0 +1,142 @@
+"""Trials of variants of FedCat-Plus, judged on validation data alone: the test data is never evaluated.
+
+    python benchmarks/plus_trials.py layers --data-dir DIR --minutes 8 --out trials.jsonl
+
+The trials of a series run side by side, each on every row, with data held out from every client. One line of JSON is
+written for each run: the validation accuracies of its global model and of that model's average over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from copy import copy
+from pathlib import Path
+
+import torch
+
+from fedcat.data.federation import EvaluationSet
+from fedcat.methods.fedcat_plus import FedCatPlus
+from fedcat.runs.build import Builder
+from fedcat.runs.driver import Driver
+
+HELD_OUT, AVERAGE = 0.1, 0.95
+CIFAR10 = [("cifar10", alpha) for alpha in (0.1, 0.5, 1.0)]
+CIFAR100 = [("cifar100", alpha) for alpha in (0.1, 0.5, 1.0)]
+FEMNIST, MNIST = [("femnist", None)], [("mnist", alpha) for alpha in (0.1, 0.5, 1.0)]
+
+
+class ByLayer(FedCatPlus):
+    """Every layer has its own distance, relative to its own norm."""
+
+    def __init__(self, context, **options):
+        super().__init__(context, **options)
+        layers = {}
+        for slot in context.layout.parameters:
+            first, _ = layers.get(slot.name.rpartition(".")[0], (slot.start, 0))
+            layers[slot.name.rpartition(".")[0]] = (first, slot.stop)
+        self.layers = list(layers.values())
+
+    def _scaled(self, deviations, wanted):
+        parts, size = [], self.context.layout.parameter_size
+        for first, stop in self.layers:
+            mine = deviations[:, first:stop]
+            length = (torch.linalg.vector_norm(mine) / len(mine) ** 0.5).clamp(min=torch.finfo(mine.dtype).tiny)
+            norm = torch.linalg.vector_norm(self.row[first:stop])
+            parts.append((wanted * norm / length).clamp(max=self.growth) * mine)
+        return torch.cat([*parts, deviations[:, size:]], 1)
+
+
+def variant(base=FedCatPlus, **attributes):
+    """Return the method with other attributes."""
+    return type(base.__name__, (base,), attributes)
+
+
+RIVALS = {name: (name, {}) for name in ("fedavg", "scaffold", "fedcross", "fedmr", "fedcm")}
+SERIES = {
+    "layers": {
+        "fedavg": RIVALS["fedavg"],
+        "scaffold": RIVALS["scaffold"],
+        "whole 0.1": (FedCatPlus, {}),
+        **{f"by layer {d:g}": (ByLayer, {"spread": d}) for d in (0.05, 0.1, 0.15, 0.2)},
+        "by layer 0.1, parting 30": (variant(ByLayer, parting=30), {"spread": 0.1}),
+        "whole 0.1, parting 20": (variant(parting=20), {}),
+        "whole 0.1, growth 1.02": (variant(growth=1.02), {}),
+    },
+    "rivals": RIVALS,
+}
+
+
+def judged_on_validation(federation):
+    """Return a federation whose test data is the clients' validation data."""
+    held, found = federation.validation, copy(federation)
+    vars(found).update(test_set=EvaluationSet(held.pool, held.index.cpu().numpy()), validation=None, client_test=None)
+    return found
+
+
+def build(builder, trial, dataset, alpha, seed, given):
+    """Build one run."""
+    method, options = trial
+    settings = {"method": method, "dataset": dataset, "seed": seed, "method_options": options, **given}
+    if alpha is not None:
+        settings["alpha"] = alpha
+    run = builder.build({"preset": "lab", "validation": HELD_OUT, "average": AVERAGE, **settings})
+    run.federation = judged_on_validation(run.federation)
+    return run
+
+
+def line_of(trial, dataset, alpha, seed, run):
+    """Return what is kept of a run."""
+    known = [record for record in run.history if record.evaluated]
+    return {
+        "trial": trial,
+        "dataset": dataset,
+        "alpha": alpha,
+        "seed": seed,
+        "rounds": [r.round for r in known],
+        "accuracy": [round(record.metrics["accuracy"], 4) for record in known],
+        "average": [round(record.others["average"]["accuracy"], 4) for record in known],
+    }
+
+
+def main():
+    """Run a series."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("series", choices=SERIES)
+    parser.add_argument("--rows", default="cifar10,femnist", help="datasets, all alphas of each")
+    parser.add_argument("--seeds", default="20", help="such as 20,21")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--out", type=Path, default=Path("trials.jsonl"))
+    arguments = parser.parse_args()
+    known = {"cifar10": CIFAR10, "cifar100": CIFAR100, "femnist": FEMNIST, "mnist": MNIST}
+    rows = [row for name in arguments.rows.split(",") for row in known[name]]
+    cuda = torch.cuda.is_available()
+    given = {"precision": arguments.precision} if cuda else {"workers": 1, "exact": False}
+    given |= {"data_dir": arguments.data_dir} if arguments.data_dir else {}
+    builder, runs = Builder(), {}
+    for seed in map(int, arguments.seeds.split(",")):
+        for name, trial in SERIES[arguments.series].items():
+            for dataset, alpha in rows:
+                rounds = arguments.rounds or (1008 if dataset == "femnist" else 1000)
+                run = build(builder, trial, dataset, alpha, seed, {**given, "rounds": rounds})
+                runs[name, dataset, alpha, seed] = run
+    begin = told = time.perf_counter()
+    driver = Driver(list(runs.values()))
+    driver.start()
+    while driver.active and time.perf_counter() - begin < 60 * arguments.minutes:
+        driver.step()
+        if time.perf_counter() - told > 30:
+            told = time.perf_counter()
+            print(f"{told - begin:.0f} s, round {min(len(run.history) for run in runs.values())}", flush=True)
+    with arguments.out.open("a") as file:
+        for key, run in runs.items():
+            file.write(json.dumps(line_of(*key, run)) + "\n")
+    print(f"{len(runs)} runs in {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
