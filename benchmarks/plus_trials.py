@@ -1,6 +1,6 @@
 """Trials of variants of FedCat-Plus, judged on validation data alone: the test data is never evaluated.
 
-    python benchmarks/plus_trials.py layers --data-dir DIR --minutes 8 --out trials.jsonl
+    python benchmarks/plus_trials.py distance --data-dir DIR --minutes 8 --out trials.jsonl
 
 The trials of a series run side by side, each on every row, with data held out from every client. One line of JSON is
 written for each run: the validation accuracies of its global model and of that model's average over rounds.
@@ -27,27 +27,6 @@ CIFAR100 = [("cifar100", alpha) for alpha in (0.1, 0.5, 1.0)]
 FEMNIST, MNIST = [("femnist", None)], [("mnist", alpha) for alpha in (0.1, 0.5, 1.0)]
 
 
-class ByLayer(FedCatPlus):
-    """Every layer has its own distance, relative to its own norm."""
-
-    def __init__(self, context, **options):
-        super().__init__(context, **options)
-        layers = {}
-        for slot in context.layout.parameters:
-            first, _ = layers.get(slot.name.rpartition(".")[0], (slot.start, 0))
-            layers[slot.name.rpartition(".")[0]] = (first, slot.stop)
-        self.layers = list(layers.values())
-
-    def _scaled(self, deviations, wanted):
-        parts, size = [], self.context.layout.parameter_size
-        for first, stop in self.layers:
-            mine = deviations[:, first:stop]
-            length = (torch.linalg.vector_norm(mine) / len(mine) ** 0.5).clamp(min=torch.finfo(mine.dtype).tiny)
-            norm = torch.linalg.vector_norm(self.row[first:stop])
-            parts.append((wanted * norm / length).clamp(max=self.growth) * mine)
-        return torch.cat([*parts, deviations[:, size:]], 1)
-
-
 def variant(base=FedCatPlus, **attributes):
     """Return the method with other attributes."""
     return type(base.__name__, (base,), attributes)
@@ -55,14 +34,12 @@ def variant(base=FedCatPlus, **attributes):
 
 RIVALS = {name: (name, {}) for name in ("fedavg", "scaffold", "fedcross", "fedmr", "fedcm")}
 SERIES = {
-    "layers": {
-        "fedavg": RIVALS["fedavg"],
-        "scaffold": RIVALS["scaffold"],
-        "whole 0.1": (FedCatPlus, {}),
-        **{f"by layer {d:g}": (ByLayer, {"spread": d}) for d in (0.05, 0.1, 0.15, 0.2)},
-        "by layer 0.1, parting 30": (variant(ByLayer, parting=30), {"spread": 0.1}),
-        "whole 0.1, parting 20": (variant(parting=20), {}),
-        "whole 0.1, growth 1.02": (variant(growth=1.02), {}),
+    "distance": {
+        **{name: RIVALS[name] for name in ("fedavg", "scaffold")},
+        **{f"spread {d:g}": (FedCatPlus, {"spread": d}) for d in (0.05, 0.07, 0.1, 0.15)},
+        **{f"growth {g:g}": (variant(growth=g), {}) for g in (1.003, 1.005, 1.01)},
+        "spread 0.15, growth 1.005": (variant(growth=1.005), {"spread": 0.15}),
+        "parting 20": (variant(parting=20), {}),
     },
     "rivals": RIVALS,
 }

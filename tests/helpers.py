@@ -133,7 +133,6 @@ def simulate(
         blank=torch.zeros_like(fed.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
         classes=fed.classes,
         exact=exact,
-        weight_decay=local.get("weight_decay", 0.0),
     )
     made = method(context, **(options or {}))
     pool = fed.train.to(layout.device)

@@ -4,7 +4,7 @@ from helpers import drive, federation, layout_of, simulate, small_net
 
 from fedcat.core.errors import SettingError
 from fedcat.methods import FedAvg
-from fedcat.methods.fedcm import FedCM, LedRule
+from fedcat.methods.fedcm import FedCM
 from fedcat.protocol.reply import Reply, Status
 
 FED = federation([3, 9, 5, 12, 7, 4])
@@ -49,16 +49,17 @@ def test_the_direction_is_the_mean_per_step_weighted_like_the_models():
         assert torch.allclose(method.direction, torch.full_like(method.direction, 2 * (1 - share) + 0.5 * share))
 
 
-def test_a_step_is_a_share_of_the_one_that_was_sent_and_of_the_clients_own():
-    """Weight decay is part of the client's own step: what the optimizer adds in full is taken back in part."""
-    g, p, step = (torch.randn(2, 5, dtype=torch.float64) for _ in range(3))
-    sent = {"step": step, "lead": torch.tensor([[0.75], [0.5]], dtype=torch.float64)}
-    rule, lr, decay = LedRule(0.1), torch.tensor([[0.2], [0.3]], dtype=torch.float64), 0.1
-    handed = rule.gradient(g, p, p, sent, {})
-    found = rule.after(p - lr * (handed + decay * p), lr, sent, {})
-    own = -lr * (g + decay * p)
-    assert torch.allclose(found, p + (1 - sent["lead"]) * own + sent["lead"] * step, atol=1e-14)
-    assert torch.equal(LedRule(0.0).gradient(g, p, p, sent, {}), (1 - sent["lead"]) * g)
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize("words", [{}, {"weight_decay": 0.1}, {"clip": 0.05}, {"clip": 0.05, "weight_decay": 0.1}])
+def test_a_step_is_a_share_of_the_one_that_was_sent_and_of_the_clients_own(engine, words):
+    """Also with weight decay and clipped gradients. One batch, so that a hop is one step."""
+    fed = federation([4, 4])
+    plain, led = (simulate(method, fed, LAYOUT, engine, k=2, rounds=2, epochs=1, **words) for method in (FedAvg, FedCM))
+    sent = torch.linspace(-0.1, 0.1, LAYOUT.size, dtype=torch.float64)
+    led.method.direction = sent
+    jobs, own = led.plan(), plain.engine.train(plain.plan())
+    for (_, hop), alone, mixed in zip(jobs, own, led.engine.train(jobs), strict=True):
+        assert torch.allclose(mixed.end - hop.start, 0.1 * (alone.end - hop.start) + 0.9 * sent, atol=1e-14)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])

@@ -17,7 +17,7 @@ CASES = [Case("digits", method, 1.0, rounds=10) for method in ("fedavg", "fedcat
 @pytest.fixture
 def make_runner(tmp_path, monkeypatch):
     """Return a function that makes runners over one directory; their canary costs nothing."""
-    monkeypatch.setattr(CaseRunner, "_canary", lambda self, case: "canary")
+    monkeypatch.setattr(CaseRunner, "_canary", lambda self, case, methods: "canary")
 
     def make(minutes=None, pace=None):
         if pace is not None:
@@ -85,6 +85,20 @@ def test_the_canary_tells_versions_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(case_runner, "EVERY", ("fedavg", "fedcat-dc"))  # stands for a version that computes otherwise
     with pytest.raises(SettingError, match="computes other numbers"):
         CaseRunner(Archive(tmp_path / "runs"), {"workers": 1}, None, console).run([[replace(CASES[0], rounds=5)]], [10])
+
+
+def test_a_method_that_the_paper_lacks_has_a_canary_of_its_own(make_runner, monkeypatch):
+    """A change of that method does not touch the runs of others."""
+    monkeypatch.setattr(CaseRunner, "_canary", lambda self, case, methods: "-".join(methods))
+    made = make_runner()
+    case = replace(CASES[0], method="fedcm")
+    assert [made.machine(one).canary for one in (case, replace(CASES[0], method="fedcross"))] == ["fedcm", "fedcross"]
+    assert made.machine(CASES[0]).canary == "-".join(case_runner.EVERY)
+    made.run([[*CASES[:1], case]], [10])
+    assert [run.machine.canary for run in made.archive] == ["-".join(case_runner.EVERY), "fedcm"]
+    monkeypatch.setattr(CaseRunner, "_canary", lambda self, case, methods: f"{len(methods)} new")
+    with pytest.raises(SettingError, match="computes other numbers"):
+        make_runner().machine(replace(case, rounds=5))
 
 
 def test_a_run_that_fails_is_told_and_not_kept(make_runner, monkeypatch, tmp_path):

@@ -57,6 +57,22 @@ def test_a_row_is_won_against_the_best_of_all_rivals(tmp_path, make_run, changed
     assert (found, paired, word) == (rival, difference, verdict)
 
 
+def test_a_row_is_lost_if_any_rival_is_better_beyond_chance(tmp_path, make_run):
+    """Another one with a higher mean varies so much that the difference to it says nothing."""
+    archive = archive_of(tmp_path, make_run, LEVELS | {"scaffold": (0.605, 0.3)})
+    noisy = Case("cifar10", "fedavg", 0.1, options=(("clip", 10.0),))
+    archive.add(make_run(noisy, seed, [value] * 60) for seed, value in zip(SEEDS, (0.66, 0.55, 0.64), strict=True))
+    ((*_, found, _, _, word),) = plus.won_sheet([row_of(archive)]).rows
+    assert (found, word) == ("SCAFFOLD", "lost")
+
+
+def test_a_rival_that_lacks_seeds_does_not_decide(tmp_path, make_run):
+    archive = archive_of(tmp_path, make_run, LEVELS)
+    archive.add([make_run(CLIPPED, 10, [0.9] * 60)])
+    ((*_, found, _, _, word),) = plus.won_sheet([row_of(archive)]).rows
+    assert (found, word) == ("SCAFFOLD", "won")
+
+
 def test_chosen_is_judged_in_the_runs_with_data_held_out(tmp_path, make_run):
     archive = archive_of(tmp_path, make_run, LEVELS)
     for method, value in (("scaffold", 0.45), ("fedcat-plus", 0.44)):
@@ -85,6 +101,11 @@ def test_the_first_rounds_against_fedavg(tmp_path, make_run):
     (line,) = plus.early_sheet([row_of(archive)]).rows
     values = [float(text.strip("*").split(" ")[0]) for text in line[1:]]
     assert values == pytest.approx([4 - 50.1, 9 - 50.1, 19 - 50.1, 49 - 50.1], abs=0.006)
+    short = Archive(tmp_path / "short")
+    for method in ("fedavg", "fedcat-plus"):
+        short.add(make_run(Case("cifar10", method, 0.1), seed, [0.5] * 12) for seed in SEEDS)
+    (line,) = plus.early_sheet([row_of(short)]).rows
+    assert line[3:] == ["not run", "not run"]  # they ended after 120 rounds
 
 
 def test_parts_are_taken_away_in_turn(tmp_path, make_run):
@@ -96,5 +117,6 @@ def test_parts_are_taken_away_in_turn(tmp_path, make_run):
     archive = archive_of(tmp_path, make_run, {**LEVELS, cases[2]: (0.57, 0.5), cases[0]: (0.4, 0.4)})
     sheet = plus.parts_sheet([row_of(archive)])
     assert sheet.rows == [["FedCat-Plus", "60.10 ± 0.10"], ["FedCat-Plus (lead 0)", "**-3.00 ± 0.00**"]]
-    assert variants(rows(("cifar10",), METHODS, (0.1,), validation=0.1)) == []
-    assert variants(rows(("mnist",), METHODS, (0.1,))) == []
+    for others in (rows(("cifar10",), METHODS, (0.1,), validation=0.1), rows(("mnist",), METHODS, (0.1,))):
+        assert [[case.label for case in row] for row in variants(others)] == [["SCAFFOLD (clip 10)"]]
+    assert variants(rows(("mnist",), ("fedavg",), (0.1,))) == []

@@ -121,11 +121,28 @@ def test_a_model_is_taken_back_at_most_three_times():
 
 def test_training_that_gives_no_finite_numbers_any_more_is_told_if_it_did_before():
     run = Hops()
-    with pytest.warns(UserWarning, match="by round 9: training has given no finite numbers for 3 rounds"):
+    with pytest.warns(
+        UserWarning, match="by round 9: at least half of the hops have given no finite numbers for 3 rounds"
+    ):
         feed(CollapseWatch("warn", 2), run, [*[0.5] * 4, None, 0.5, *[None] * 5])
     assert len(run.late_notes) == 1
     run = Hops()
     feed(CollapseWatch("warn", 2), run, [None] * 9)  # as if all replies were corrupt
+    assert not run.late_notes
+
+
+def test_a_model_is_not_good_if_a_copy_of_it_diverges_in_every_round():
+    """The losses of the other copies are as good as before."""
+    run, watch = Hops(), CollapseWatch("restore", 2)
+    watch.on_start(run)
+    for number in range(1, 13):
+        broken = number > 6
+        hops = [SimpleNamespace(loss=0.5, client=client, why="") for client in range(2)]
+        hops.append(SimpleNamespace(loss=None if broken else 0.5, client=2, why=NOT_FINITE if broken else ""))
+        record = Record(number, hops=hops)
+        run.seen.append(record)
+        watch.on_round(run, record)
+    assert watch.state()["good"] == {"n": 4}  # the one of round 6 was followed by such rounds alone
     assert not run.late_notes
 
 

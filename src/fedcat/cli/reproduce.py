@@ -47,6 +47,7 @@ def _option(flag: str, metavar: str, help: str) -> Any:
 Datasets = Annotated[str, _option("--dataset", "A,B,...", "datasets [those of the paper]")]
 Alphas = Annotated[str, _option("--alpha", "A,B,...", "alphas of the Dirichlet partition [those of the paper]")]
 Methods = Annotated[str, _option("--methods", "A,B,...", "methods [those of the paper]")]
+ChosenDatasets = Annotated[str, _option("--dataset", "A,B,...", "datasets [cifar10]")]
 Chosen = Annotated[str, _option("--methods", "A,B,...", "methods whose numbers are chosen [fedcat,scaffold]")]
 Seeds = Annotated[int, _option("--seeds", "NUMBER", "number of seeds [3]")]
 FirstSeed = Annotated[int | None, _option("--seed", "NUMBER", "first seed [10; choices: 20]")]
@@ -138,7 +139,7 @@ for _name, _help in HELP.items():
 @with_settings(only=MACHINE)
 def choices(
     given: Mapping[str, Any],
-    dataset: Datasets = "cifar10",
+    dataset: ChosenDatasets = "cifar10",
     alpha: Alphas = "0.1,1.0",
     methods: Chosen = "fedcat,scaffold",
     seeds: Seeds = 3,
@@ -148,7 +149,8 @@ def choices(
     folder: Out = Path("reproduce"),
 ) -> None:
     """Choose numbers on validation data: what the paper leaves open, SCAFFOLD's clip, FedCat-Plus's options."""
-    datasets, names = _names("dataset", dataset, _datasets("lab")), _names("methods", methods, list(study.CHOICES))
+    datasets = _names("dataset", dataset, _datasets("lab")) or ["cifar10"]
+    names = _names("methods", methods, list(study.CHOICES)) or ["fedcat", "scaffold"]
     alphas, count, precision = _numbers("alpha", alpha), _rounds(rounds), _precision(given)
     rows = study.choices(datasets, alphas, "lab", count, precision, names)
     numbers = _seeds(seeds, study.FIRST_CHOOSING_SEED if seed is None else seed)

@@ -28,7 +28,7 @@ def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
 class RunningAverage:
     """The exponential average of a row over rounds: weight 1 - decay for the last round, less for each earlier one.
 
-    The weights are divided by their sum, so that the average is unbiased from the first round on.
+    Without a warm-up, the weights are divided by their sum, so that the average is unbiased from the first round on.
 
     Parameters
     ----------

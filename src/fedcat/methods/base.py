@@ -62,8 +62,6 @@ class Context:
         The number of classes, 0 if the targets are values.
     exact : bool
         Whether no bit may depend on what else runs in the comparison.
-    weight_decay : float
-        The weight decay of the clients' optimizer.
     """
 
     seed: int
@@ -81,7 +79,6 @@ class Context:
     blank: Tensor | None = None
     classes: int = 0
     exact: bool = False
-    weight_decay: float = 0.0
 
     @property
     def clients(self) -> int:

@@ -1,4 +1,4 @@
-"""Methods whose copies of the model train side by side and are never made equal."""
+"""Methods whose copies of the model train side by side and learn from each other, but are not averaged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context
 from fedcat.methods.rounds import RoundMethod
 from fedcat.protocol.hop import Hop
@@ -19,8 +20,8 @@ from fedcat.protocol.reply import Reply
 class CopiesMethod(RoundMethod):
     """K copies of the model go to the K clients of a round and come back; then they learn from each other.
 
-    The global model is their mean, weighted equally; it is evaluated, but not trained. A copy whose hop fails stays as
-    it was. A method overrides `exchange`.
+    The global model is the equal mean of the copies that came back, before the exchange; it is evaluated, but not
+    trained. A copy whose hop fails takes part as it was. A method overrides `exchange`.
 
     Attributes
     ----------
@@ -33,6 +34,7 @@ class CopiesMethod(RoundMethod):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        context.refuse_aggregator(f"{type(self).__name__} trains copies that are never averaged")
         self.copies = self.row.repeat(context.per_round, 1)
 
     @abstractmethod
@@ -47,12 +49,12 @@ class CopiesMethod(RoundMethod):
         """Return the mean of the copies that came back and of those that did not; let them learn from each other."""
         ends = {hop.copy: reply.end for hop, reply in zip(hops, replies, strict=True) if reply.end is not None}
         copies = torch.stack([ends.get(number, copy) for number, copy in enumerate(self.copies)])
-        mean = self.aggregate(copies, [1] * len(copies), self.row)
+        mean = weighted_mean(copies, [1] * len(copies))
         self.copies = self.exchange(copies, mean)
         return mean
 
     def models(self, *wanted: str) -> dict[str, Tensor]:
-        """Return the mean of the copies and its average; if wanted, the copies."""
+        """Return the global model and its average; if wanted, the copies that the next round starts from."""
         copies = {f"copy {i}": copy for i, copy in enumerate(self.copies)} if "copies" in wanted else {}
         return {**super().models(*wanted), **copies}
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedcat.core.device import on_device
 from fedcat.core.options import check_bounds
-from fedcat.methods.average import RunningAverage, weighted_mean
+from fedcat.methods.average import RunningAverage
 from fedcat.methods.base import Context
 from fedcat.methods.fedcat import FedCat
 from fedcat.methods.fedcm import LedRule, led, local_step
@@ -23,8 +24,8 @@ class FedCatPlus(FedCat):
     Each round K clients are selected by groups and counts, and every copy trains on one of them, as in FedCat. Then:
 
     1. **Stay apart.** The copies are never made equal. Their deviations from their mean are scaled by one factor, so
-       that their distance from it is `spread` times the mean's norm. It grows from 0 in the first ten cycles: the first
-       rounds are FedAvg's.
+       that their distance from it is `spread` times the mean's norm. It grows from 0 in the first ten cycles: at first
+       the copies are nearly one model, as in FedAvg.
     2. **Lead.** In the next round, a local step is a share `lead` of the mean step of this round's hops and 1 - lead of
        the client's own. The share grows with the rounds r, as r / (r + 10).
     3. **Smooth.** The global model is an average of the copies' mean over rounds. Nobody trains it.
@@ -48,12 +49,12 @@ class FedCatPlus(FedCat):
     Attributes
     ----------
     parting : int
-        Cycles until the copies have their distance.
+        Cycles over which the distance grows to `spread`.
     growth : float
         The largest factor by which the distance grows in a round.
     warm_up : int
-        Rounds after which the lead is a half, unless that is above its limit, and after which a round's share in the
-        average is at least a half.
+        Rounds after which the lead is a half, or its limit, and until which a round's share in the average is more than
+        a half.
     """
 
     parting: ClassVar[int] = 10
@@ -80,9 +81,10 @@ class FedCatPlus(FedCat):
         self.length = 1 if spread else self.length
         self.smooth = RunningAverage(smoothing, self.warm_up) if smoothing else None
         if lead:
-            self.rule = LedRule(context.weight_decay)
+            self.rule = LedRule()
         self.direction = context.start.new_zeros(context.layout.parameter_size if lead else 0)
         self.lr = context.lr(0)
+        self._share = (0.0, context.start.new_zeros(1))  # of the lead, as a number and as a tensor
         self._steps: dict[int, tuple[Tensor, int]] = {}  # of this round's copies, with their samples
 
     def _open(self) -> int:
@@ -99,7 +101,10 @@ class FedCatPlus(FedCat):
             return hop
         if hop.lr != self.lr:
             self.direction, self.lr = self.direction * (hop.lr / self.lr), hop.lr
-        return led(hop, self.direction, min(self.lead, round / (round + self.warm_up)))
+        share = min(self.lead, round / (round + self.warm_up))
+        if share != self._share[0]:
+            self._share = (share, on_device([share], self.direction))
+        return led(hop, self.direction, self._share[1], share)
 
     def _move(self, hop: Hop, end: Tensor, reply: Reply) -> None:
         """Put a copy where its hop has ended, and note its mean local step."""
@@ -112,7 +117,8 @@ class FedCatPlus(FedCat):
         self._steps = {}
         if steps and self.lead:
             rows, samples = zip(*steps, strict=True)
-            self.direction, self.lr = weighted_mean(torch.stack(rows), samples), self.context.lr(round - 1)
+            zero = torch.zeros_like(self.direction)
+            self.direction, self.lr = self.aggregate(torch.stack(rows), samples, zero), self.context.lr(round - 1)
         super()._complete(round)
         if steps and self.smooth is not None:
             self.smooth.add(self._mean(self.copies, self.seen))
@@ -145,6 +151,10 @@ class FedCatPlus(FedCat):
         if self.smooth is not None and self.smooth.row is not None:
             rows["global"] = self.smooth.row
         return rows
+
+    def advice(self, rounds: int, interval: int) -> list[str]:
+        """Warn as FedCat does, unless the global model changes after every round."""
+        return [] if self.smooth is not None else super().advice(rounds, interval)
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Take the model and the step that leads back to an earlier state; the copies begin again from there."""

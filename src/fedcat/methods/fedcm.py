@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedcat.core.device import on_device
 from fedcat.core.options import check_bounds
-from fedcat.methods.average import weighted_mean
 from fedcat.methods.base import Context
 from fedcat.methods.fedavg import FedAvg
 from fedcat.models.layout import Tensors
@@ -22,29 +20,23 @@ from fedcat.protocol.reply import Reply
 
 @dataclass(frozen=True)
 class LedRule(LocalRule):
-    """Every step is a share `lead` of the step that is sent, and 1 - lead of the client's own.
+    """Adds a share of the step that was sent to every step of the client, whose learning rate is smaller for it."""
 
-    The step that is sent has the units of the parameters: it is what the last round moved per local step, its momentum
-    and learning rate included.
-    """
-
-    weight_decay: float
     needs_sgd: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
-
-    def gradient(self, g: Tensor, p: Tensor, start: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
-        """Return the client's share of its gradient, and of the weight decay that the optimizer will add."""
-        own = (1 - sent["lead"]) * g
-        return own - sent["lead"] * self.weight_decay * p if self.weight_decay else own
 
     def after(self, p: Tensor, lr: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
         """Return the parameters, moved also by the share of the step that was sent."""
         return p + sent["lead"] * sent["step"]
 
 
-def led(hop: Hop, step: Tensor, lead: float) -> Hop:
-    """Return a hop whose steps are led by `step`, [P]."""
-    return replace(hop, sent={"step": step, "lead": on_device([lead], step)})
+def led(hop: Hop, step: Tensor, lead: Tensor, share: float) -> Hop:
+    """Return a hop of whose steps `share` is `step`, [P], and the rest the client's own.
+
+    `lead` is the share as a tensor, [1]. A client's own step is proportional to its learning rate, whatever momentum,
+    weight decay and clipping do to it.
+    """
+    return replace(hop, lr=(1 - share) * hop.lr, sent={"step": step, "lead": lead})
 
 
 def local_step(hop: Hop, end: Tensor, steps: int, size: int) -> Tensor:
@@ -68,9 +60,10 @@ class FedCM(FedAvg):
     def __init__(self, context: Context, *, alpha: float = 0.1, weighting: str = "samples") -> None:
         super().__init__(context, weighting=weighting)
         check_bounds("alpha", alpha, above=0, at_most=1)
-        self.lead = 1 - alpha
-        self.rule = LedRule(context.weight_decay)
+        self.share = 1 - alpha
+        self.rule = LedRule()
         self.direction = context.start.new_zeros(context.layout.parameter_size)
+        self.lead = context.start.new_full((1,), self.share)
         self.lr = context.lr(0)
 
     def hop(self, round: int, slot: int, client: int, visit: int) -> Hop:
@@ -78,13 +71,14 @@ class FedCM(FedAvg):
         hop = super().hop(round, slot, client, visit)
         if hop.lr != self.lr:
             self.direction, self.lr = self.direction * (hop.lr / self.lr), hop.lr
-        return led(hop, self.direction, self.lead)
+        return led(hop, self.direction, self.lead, self.share)
 
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
-        """Average the rows, and remember what they moved."""
+        """Average the rows, and remember how far they moved per step."""
         pairs, size = zip(hops, replies, strict=True), len(self.direction)
         steps = [local_step(hop, reply.end, reply.steps, size) for hop, reply in pairs if reply.end is not None]
-        self.direction = weighted_mean(torch.stack(steps), self.weights(replies))
+        zero = torch.zeros_like(self.direction)
+        self.direction = self.aggregate(torch.stack(steps), self.weights(replies), zero)
         return super().reduce(hops, replies)
 
     def state(self) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class FedCross(CopiesMethod):
     alpha : float
         How much of itself a copy keeps.
     collaborator : str
-        Whose part it takes: ``least-similar`` or ``most-similar`` by the cosine of the parameters, or ``in-order``:
-        that of the next copy, in the next round of the one after it, and so on.
+        Which copy it mixes in: ``least-similar`` or ``most-similar`` by the cosine of the parameters, or ``in-order``:
+        the next copy, in the next round the one after it, and so on.
     """
 
     def __init__(self, context: Context, *, alpha: float = 0.99, collaborator: str = "least-similar") -> None:

@@ -19,7 +19,7 @@ class FedMR(CopiesMethod):
     context : Context
         See there.
     first_stage : int
-        Rounds at the beginning after which all copies are made their mean, as in FedAvg with equal weights.
+        The number of first rounds, after each of which all copies are set to their mean: FedAvg with equal weights.
     """
 
     def __init__(self, context: Context, *, first_stage: int = 0) -> None:
@@ -39,5 +39,5 @@ class FedMR(CopiesMethod):
         if self.round < self.first_stage:
             return mean.repeat(k, 1)
         rng = random_stream(self.context.seed, Purpose.SERVER, self.round)
-        dealt = torch.tensor([rng.permutation(k).tolist() for _ in range(self.layers)]).to(copies.device)  # [layers, K]
-        return copies.gather(0, dealt.T[:, self._layer])
+        dealt = torch.tensor([rng.permutation(k).tolist() for _ in range(self.layers)])  # [layers, K]
+        return copies.gather(0, dealt.to(copies.device, non_blocking=True).T[:, self._layer])

@@ -199,11 +199,11 @@ class Archive:
             except OSError as error:
                 raise SettingError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 
-    def check(self, machine: Machine, case: Case) -> None:
-        """Raise a `SettingError` if runs that belong in one table with this case are of a version with other bits."""
+    def check(self, machine: Machine, case: Case, methods: Sequence[str]) -> None:
+        """Raise a `SettingError` if runs of these methods that belong in one table with this case have other bits."""
         for run in self:
             theirs = run.machine
-            same = (theirs.device, theirs.torch) == (machine.device, machine.torch)
+            same = (theirs.device, theirs.torch) == (machine.device, machine.torch) and run.case.method in methods
             if run.case.kind == case.kind and same and theirs.canary != machine.canary:
                 raise SettingError(
                     f"{str(self.path(case))!r} holds runs of a version that computes other numbers (commit "

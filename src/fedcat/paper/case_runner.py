@@ -53,7 +53,7 @@ class CaseRunner:
         self.archive, self.machine_settings, self.console = archive, dict(machine_settings), console
         self.begin, self.minutes = time.perf_counter(), minutes
         self.builder = Builder()
-        self._machines: dict[tuple[str, str, str], Machine] = {}
+        self._machines: dict[tuple[object, ...], Machine] = {}
 
     @property
     def seconds_left(self) -> float:
@@ -71,16 +71,17 @@ class CaseRunner:
         for cases in together.values():
             missing = [case for case in cases if len(self.archive.runs(case, seeds)) < len(seeds)]
             if missing and self.seconds_left > 0:
-                machine = self.machine(cases[0])
+                for case in missing:
+                    self.machine(case)
                 fitting = self._fitting(missing, seeds)
                 if fitting:
-                    self._run(fitting, seeds, machine)
+                    self._run(fitting, seeds)
 
     @property
     def _cuda(self) -> bool:
         return find_device(str(self.machine_settings.get("device", "auto"))).type == "cuda"
 
-    def _run(self, cases: Sequence[Case], seeds: Sequence[int], machine: Machine) -> None:
+    def _run(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
         wanted = [(case, seed) for case in cases for seed in seeds if self.archive.get(case, seed) is None]
         rows = list(dict.fromkeys(case.row for case in cases))
         self._say(f"{'; '.join(rows)}: {plural(len(wanted), 'run')} side by side, {cases[0].rounds:,} rounds")
@@ -91,7 +92,7 @@ class CaseRunner:
         self._say(f"{plural(len(runs), 'run')} in {time.perf_counter() - begin:.0f} s")
         for (case, seed), result in zip(wanted, results, strict=True):
             if result.status in ("finished", "untrained"):
-                self.archive.add([StoredRun.of(case, result, machine)])
+                self.archive.add([StoredRun.of(case, result, self.machine(case))])
             else:
                 why = "; ".join(result.summary.notes)
                 self._say(f"not kept: {case.row}, {case.label}, seed {seed}: {result.status}: {why}")
@@ -140,19 +141,22 @@ class CaseRunner:
 
     def machine(self, case: Case) -> Machine:
         """Return what runs cases like this one; raise a `SettingError` if the archive holds runs with other bits."""
-        if case.kind not in self._machines:
-            found = Machine(_device_name(self.machine_settings), torch.__version__, commit(), self._canary(case))
-            self._machines[case.kind] = found
-        self.archive.check(self._machines[case.kind], case)
-        return self._machines[case.kind]
+        methods = canary_methods(case.method)
+        if (case.kind, methods) not in self._machines:
+            found = Machine(
+                _device_name(self.machine_settings), torch.__version__, commit(), self._canary(case, methods)
+            )
+            self.archive.check(found, case, methods)
+            self._machines[case.kind, methods] = found
+        return self._machines[case.kind, methods]
 
-    def _canary(self, case: Case) -> str:
-        """Return a hash of the models that all methods of the paper reach in two cycles, in exact mode."""
+    def _canary(self, case: Case, methods: Sequence[str]) -> str:
+        """Return a hash of the models that some methods reach in two cycles, in exact mode."""
         alpha = ALPHAS[0] if has_alpha(case.dataset, case.preset) else None
-        cases = [Case(case.dataset, name, alpha, case.preset, 1, case.precision) for name in EVERY]
+        cases = [Case(case.dataset, name, alpha, case.preset, 1, case.precision) for name in methods]
         k = self._build(cases[0], FIRST_SEED).settings.k
         runs = [self._build(one, FIRST_SEED, rounds=2 * k, exact=True) for one in cases]
-        name = f"canary of {label_of(case.dataset)}"
+        name = f"canary of {label_of(case.dataset)}" + (f", {label_of(methods[0])}" if len(methods) == 1 else "")
         self._say(f"{name}: {plural(len(runs), 'method')}, {plural(2 * k, 'round')}, to see what this version computes")
         digest = hashlib.sha256()
         for result in self._execute(runs, [one.label for one in cases]):
@@ -163,6 +167,11 @@ class CaseRunner:
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def canary_methods(method: str) -> tuple[str, ...]:
+    """Return the methods that a method's canary covers: all of the paper's together, any other by itself."""
+    return EVERY if method in EVERY else (method,)
 
 
 def _bytes(result: Result) -> bytes:

@@ -16,7 +16,7 @@ from fedcat.report.sheet import Sheet
 def choices_sheet(archive: Archive, rows: Sequence[Sequence[Case]], seeds: Sequence[int]) -> Sheet:
     """Return the validation accuracy of every choice, and its gain over the default, paired by seed."""
     several = len({row[0].dataset for row in rows}) > 1
-    names = [row[0].row if several else f"alpha {row[0].alpha}" for row in rows]
+    names = [row[0].row if several or row[0].alpha is None else f"alpha {row[0].alpha}" for row in rows]
     lines = []
     for cases in zip(*rows, strict=True):
         cells = [cell(archive, case, seeds) for case in cases]

@@ -15,7 +15,7 @@ from fedcat.paper.archive import StoredRun
 from fedcat.paper.case import label_of
 from fedcat.paper.fairness import DRAWN, client_sheets, participation_sheets
 from fedcat.paper.readings import Cell
-from fedcat.paper.study import ABLATION, METHODS, PLUS, STUDIES
+from fedcat.paper.study import ABLATION, METHODS, STUDIES
 from fedcat.paper.tables import Row
 from fedcat.paper.theorem import Measured, theorem_sheets
 from fedcat.report.sheet import Sheet, wrapped
@@ -113,7 +113,7 @@ def _figures(name: str, rows: Sequence[Row], folder: Path) -> list[Path]:
         ablated = [row for row in rows if any(row.get(method) for method in ABLATION if method not in METHODS)]
         drawn += figures.draw_rows(ablated, folder / "ablation", ABLATION, *over_rounds)
     if name == "plus":
-        drawn += figures.draw_rows(rows, folder / "plus", set(PLUS), *over_rounds)
+        drawn += figures.draw_rows(rows, folder / "plus", {*METHODS, *others}, *over_rounds)
     if name in ("traffic", "plus"):
         line = (figures.accuracy_over_bytes, "training traffic, MB", ACCURACY)
         stem = folder / ("traffic" if name == "traffic" else "plus-traffic")

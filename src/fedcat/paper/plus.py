@@ -22,53 +22,58 @@ JUDGED: tuple[tuple[str, bool, Reading, Reading], ...] = (
 
 
 def won_sheet(rows: Sequence[Row]) -> Sheet:
-    """Return for every row who the best rival is, and whether FedCat-Plus wins against it."""
+    """Return for every row whether FedCat-Plus wins, and the rival that decides."""
     lines = []
     for row in rows:
         for text, held, reading, average in JUDGED:
             mine = row.get(NAME, held)
-            found = best_rival(row, held, reading, average)
+            found = None if mine is None else deciding_rival(row, mine, held, (reading, average))
             if mine is None or found is None:
                 continue
-            rival, theirs = found
-            paired = Paired.of(mine, rival, reading, theirs)
+            rival, theirs, paired = found
             name = f"{rival.case.label}{', average over rounds' if theirs is average else ''}"
             value = rival.text(theirs)
             lines.append([row.name, text, mine.text(reading), name, value, paired.text, WORDS[paired.verdict]])
     note = (
-        "The best rival is the highest mean among all other methods, their variants, and their averages over rounds; "
-        f"the difference to it is paired by seed. {SIGNIFICANT} A row is won or lost if it is significant, else a tie. "
-        "The `chosen` of an average is its test accuracy when its model has the best validation accuracy."
+        "Rivals are all other methods, their variants, and their averages over rounds, if they have the same seeds. "
+        "A row is lost if a rival is significantly better. It is won if FedCat-Plus is significantly better than the "
+        "rival with the highest mean. Else it is a tie. The difference to the rival that decides is paired by seed. "
+        f"{SIGNIFICANT} The `chosen` of an average is its test accuracy where its model has the best validation "
+        "accuracy."
     )
-    columns = ["", "by", label_of(NAME), "best rival", "its accuracy", "difference", ""]
+    columns = ["", "by", label_of(NAME), "rival", "its accuracy", "difference", ""]
     return Sheet("Rows won", columns, lines, [note])
 
 
-def best_rival(row: Row, held: bool, reading: Reading, average: Reading) -> tuple[Cell, Reading] | None:
-    """Return the cell of the highest mean that is not FedCat-Plus's, and the reading by which it has it."""
+def deciding_rival(
+    row: Row, mine: Cell, held: bool, reads: tuple[Reading, Reading]
+) -> tuple[Cell, Reading, Paired] | None:
+    """Return the rival that is the furthest ahead significantly, else the one with the highest mean; None if alone."""
     cells = [*row.held, *row.held_variants] if held else [*row.cells, *row.variants]
-    usual = cells[0].case
+    same = (mine.case.precision, mine.case.exact)
     rivals = [
-        (one.mean_std(read)[0], place, one, read)
-        for place, one in enumerate(cells)
-        for read in (reading, average)
-        if one.case.method != NAME and (one.case.precision, one.case.exact) == (usual.precision, usual.exact)
+        (one, read, Paired.of(mine, one, reads[0], read))
+        for one in cells
+        for read in reads
+        if one.case.method != NAME and (one.case.precision, one.case.exact) == same
     ]
-    known = [rival for rival in rivals if rival[0] == rival[0]]
-    _, _, cell, read = max(known, key=lambda rival: rival[:2], default=(None, None, None, None))
-    return None if cell is None or read is None else (cell, read)
+    known = [rival for rival in rivals if len(rival[2].differences) == len(mine.runs)]
+    better = [rival for rival in known if rival[2].verdict == "behind"]
+    return min(better or known, key=lambda rival: rival[2].mean, default=None)
 
 
 def early_sheet(rows: Sequence[Row]) -> Sheet:
-    """Return FedCat-Plus's difference to FedAvg after few rounds."""
+    """Return FedCat-Plus's difference to FedAvg in the first rounds."""
     lines = []
     for row in rows:
         mine, fedavg = row.get(NAME), row.get("fedavg")
         if mine is not None and fedavg is not None:
             reads = [readings.at_round(number) for number in EARLY]
             lines.append([row.name, *(Paired.of(mine, fedavg, read).text or EMPTY for read in reads)])
-    note = f"Test accuracy after so many rounds minus FedAvg's, in points, paired by seed. {SIGNIFICANT}"
-    return Sheet("Few rounds", ["", *(f"{number} rounds" for number in EARLY)], lines, [note])
+    note = (
+        f"Test accuracy minus FedAvg's at the last evaluation up to a round, in points, paired by seed. {SIGNIFICANT}"
+    )
+    return Sheet("The first rounds", ["", *(f"{number} rounds" for number in EARLY)], lines, [note])
 
 
 def parts_sheet(rows: Sequence[Row]) -> Sheet:

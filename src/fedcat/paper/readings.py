@@ -45,8 +45,13 @@ def average_chosen(run: StoredRun) -> float:
 
 
 def at_round(number: int) -> Reading:
-    """Return the reading of the last test accuracy by a round."""
-    return lambda run: _at(run.accuracy, max((i for i, r in enumerate(run.rounds) if r <= number), default=None))
+    """Return a reading: the test accuracy at the last evaluation up to a round; NaN of a run that ended before it."""
+
+    def read(run: StoredRun) -> float:
+        before = [place for place, evaluated in enumerate(run.rounds) if evaluated <= number <= run.rounds[-1]]
+        return _at(run.accuracy, before[-1] if before else None)
+
+    return read
 
 
 def average_best(run: StoredRun) -> float:

@@ -29,13 +29,10 @@ CHOICES: dict[str, list[Options]] = {
     "fedcat-plus": [(), *((("spread", value),) for value in (0.05, 0.07, 0.15)), (("lead", 0.8),), (("lead", 0.95),)],
 }
 """What is tried for each method whose numbers are chosen on validation data."""
-WITHOUT: dict[str, list[Options]] = {
-    "fedcat-plus": [(("spread", 0.0),), (("lead", 0.0),), (("smoothing", 0.0),), (("grouping", False),)],
-    "scaffold": [(("clip", 10.0),)],
-}
-"""Variants that the study `plus` also runs: each part of the method taken away, and a rival with a bound."""
-VARIED = ("cifar10", "femnist", "digits")
-"""The datasets on which it does."""
+PARTS: list[Options] = [(("spread", 0.0),), (("lead", 0.0),), (("smoothing", 0.0),), (("grouping", False),)]
+"""Each part of FedCat-Plus taken away."""
+PARTED = ("cifar10", "femnist", "digits")
+"""The datasets on which they are."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,6 @@ class Study:
         Those of the paper.
     table : bool
         Whether it is a table, which also shows runs with data held out, and variants of its cells.
-    champion : str
-        The method that is compared with all others.
     """
 
     name: str
@@ -59,7 +54,6 @@ class Study:
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     table: bool = False
-    champion: str = "fedcat"
 
 
 STUDIES = {
@@ -70,7 +64,7 @@ STUDIES = {
         Study("curves", "Test accuracy over rounds", ("cifar10", "femnist", "cifar100", "mnist"), EVERY),
         Study("traffic", "Traffic", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
         Study("fairness", "Fairness", ("femnist", "cifar10"), EVERY),
-        Study("plus", "FedCat-Plus", ("cifar10", "femnist", "cifar100", "mnist"), PLUS, True, "fedcat-plus"),
+        Study("plus", "FedCat-Plus", ("cifar10", "femnist", "cifar100", "mnist"), PLUS, True),
     )
 }
 
@@ -111,12 +105,16 @@ def rows(
 
 
 def variants(table: Sequence[Sequence[Case]]) -> list[list[Case]]:
-    """Return the variants that are run with the rows of the study `plus`, beside cases without options of their own."""
-    found = [
-        [replace(case, options=options) for case in row if not case.options for options in WITHOUT.get(case.method, ())]
-        for row in table
-        if row[0].dataset in VARIED and not row[0].validation
-    ]
+    """Return what is run with the rows of the study `plus`: SCAFFOLD with clipped gradients, FedCat-Plus without parts.
+
+    Cases that have options of their own have no variants.
+    """
+    found = []
+    for row in table:
+        parts = PARTS if row[0].dataset in PARTED and not row[0].validation else []
+        options = {"scaffold": CHOICES["scaffold"][1:], "fedcat-plus": parts}
+        plain = [case for case in row if not case.options]
+        found.append([replace(case, options=one) for case in plain for one in options.get(case.method, ())])
     return [row for row in found if row]
 
 
@@ -128,7 +126,7 @@ def choices(
     precision: str = "fp32",
     methods: Sequence[str] = ("fedcat", "scaffold"),
 ) -> list[list[Case]]:
-    """Return the cases by which numbers are chosen, one row for each alpha."""
+    """Return the cases by which numbers are chosen, one row for each dataset and alpha."""
     count = CHOOSING_ROUNDS if rounds is None else rounds
     return [
         [

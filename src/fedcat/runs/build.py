@@ -242,7 +242,6 @@ def _method(resolved: Resolved, federation: Federation, layout: Layout, start: T
         blank=torch.zeros_like(federation.test.inputs(slice(0, 1), layout.dtype), device=layout.device),
         classes=federation.classes,
         exact=exact,
-        weight_decay=settings.weight_decay,
     )
     name = settings.method
     method = make_method(name, parts["method"], context, settings.options.get(name, {}))

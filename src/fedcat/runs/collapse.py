@@ -53,7 +53,8 @@ class CollapseWatch(Callback):
         self._good: dict[str, Any] | None = None
         self._newest: dict[str, Any] | None = None  # good if the losses that follow are
         self._since = 0  # rounds with a loss since the newest model
-        self._silent = 0  # the last rounds, if training gave no finite numbers in any of them
+        self._silent = 0  # the last rounds in which at least half of the hops gave no finite numbers
+        self._sound = False  # whether a round since the newest model lost no hop to such numbers
         self._comparable = True
         self._entropies: np.ndarray[Any, Any] | None = None
 
@@ -69,8 +70,9 @@ class CollapseWatch(Callback):
         if losses:
             self._losses.append([float(np.mean(column)) for column in zip(*losses, strict=True)])
             self._since += 1
-        diverged = not losses and any(hop.why == NOT_FINITE for hop in record.hops)
-        self._silent = self._silent + 1 if diverged else 0
+        lost = sum(hop.why == NOT_FINITE for hop in record.hops)
+        self._silent = self._silent + 1 if lost and 2 * lost >= len(record.hops) else 0
+        self._sound |= not lost
         why = self._fallen(run, record)
         if not why:
             self._down &= not self._recovered()
@@ -111,7 +113,7 @@ class CollapseWatch(Callback):
         if ratio is not None and math.isnan(ratio):
             return "the training loss is not a number"
         if self._silent >= max(self.interval, SILENT) and self._least < math.inf:
-            return f"training has given no finite numbers for {self._silent} rounds"
+            return f"at least half of the hops have given no finite numbers for {self._silent} rounds"
         if record.evaluated and not bool(torch.isfinite(run.method.models()["global"]).all()):
             return "it contains numbers that are not finite"
         if "accuracy" in record.validation:
@@ -129,12 +131,15 @@ class CollapseWatch(Callback):
         return ""
 
     def _keep(self, run: Run, ratio: float) -> None:
-        """Keep the newest model as a good one if the losses that came after it are good, and then the one of now."""
+        """Keep the newest model as a good one if the losses that came after it are good, and then the one of now.
+
+        If every round since then has lost hops to numbers that are not finite, one of its copies may be broken.
+        """
         if self._newest is not None and self._since < self.interval:
             return
-        if self._newest is not None and ratio <= GOOD * self._least:
+        if self._newest is not None and self._sound and ratio <= GOOD * self._least:
             self._good = self._newest
-        self._newest, self._since = run.method.state(), 0
+        self._newest, self._since, self._sound = run.method.state(), 0, False
 
     def _act(self, run: Run, why: str) -> None:
         if self.action == "stop":
@@ -161,6 +166,7 @@ class CollapseWatch(Callback):
             "newest": self._newest,
             "since": self._since,
             "silent": self._silent,
+            "sound": self._sound,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -170,6 +176,7 @@ class CollapseWatch(Callback):
         self._restored, self._down = state["restored"], state["down"]
         self._good, self._newest = state["good"], state["newest"]
         self._since, self._silent = state["since"], state["silent"]
+        self._sound = state.get("sound", True)  # versions before did not look
 
 
 def entropies(federation: Federation) -> np.ndarray[Any, Any]:
