@@ -22,14 +22,13 @@ from fedcat.runs.build import Builder
 from fedcat.runs.driver import Driver
 
 HELD_OUT, AVERAGE = 0.1, 0.95
-CIFAR10 = [("cifar10", alpha) for alpha in (0.1, 0.5, 1.0)]
-CIFAR100 = [("cifar100", alpha) for alpha in (0.1, 0.5, 1.0)]
-FEMNIST, MNIST = [("femnist", None)], [("mnist", alpha) for alpha in (0.1, 0.5, 1.0)]
+ALPHAS = (0.1, 0.5, 1.0)
+ROWS = {"cifar10": ALPHAS, "cifar100": ALPHAS, "femnist": (None,), "mnist": ALPHAS}
 
 
-def variant(base=FedCatPlus, **attributes):
+def variant(**attributes):
     """Return the method with other attributes."""
-    return type(base.__name__, (base,), attributes)
+    return type("FedCatPlus", (FedCatPlus,), attributes)
 
 
 RIVALS = {name: (name, {}) for name in ("fedavg", "scaffold", "fedcross", "fedmr", "fedcm")}
@@ -89,8 +88,7 @@ def main():
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, default=Path("trials.jsonl"))
     arguments = parser.parse_args()
-    known = {"cifar10": CIFAR10, "cifar100": CIFAR100, "femnist": FEMNIST, "mnist": MNIST}
-    rows = [row for name in arguments.rows.split(",") for row in known[name]]
+    rows = [(name, alpha) for name in arguments.rows.split(",") for alpha in ROWS[name]]
     cuda = torch.cuda.is_available()
     given = {"precision": arguments.precision} if cuda else {"workers": 1, "exact": False}
     given |= {"data_dir": arguments.data_dir} if arguments.data_dir else {}

@@ -1,4 +1,4 @@
-"""FedCross and FedMR: copies of the model that are never made equal."""
+"""FedCross and FedMR: copies of the model that learn from each other, but are not averaged."""
 
 import numpy as np
 import pytest

@@ -121,7 +121,7 @@ def test_the_step_that_leads_is_weighted_by_samples():
     method = simulate(FedCatPlus, FED, LAYOUT, k=2).method
     a, b = method.plan(1)
     method.absorb([Reply(a.id, a.start + 6, 1, steps=3), Reply(b.id, b.start + 2, 9, steps=4)])
-    assert torch.allclose(method.direction, torch.full_like(method.direction, 0.1 * 2 + 0.9 * 0.5))
+    assert torch.allclose(method.lead.step, torch.full_like(method.lead.step, 0.1 * 2 + 0.9 * 0.5))
 
 
 def test_the_global_model_is_the_average_of_the_copies_mean_over_rounds():
@@ -156,11 +156,11 @@ def test_a_lost_copy_stays_and_a_round_without_replies_changes_nothing():
     method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=20).method
     for _ in range(4):
         noisy(method)
-    copies, models, step = method.copies, method.models("mean"), method.direction
+    copies, models, step = method.copies, method.models("mean"), method.lead.step
     hops = noisy(method, lost=[0, 1, 2])
     assert all(torch.equal(a, b) for a, b in zip(method.copies, copies, strict=True))
     assert all(torch.equal(method.models("mean")[name], row) for name, row in models.items())
-    assert torch.equal(method.direction, step)
+    assert torch.equal(method.lead.step, step)
     assert method.round == 5
     hops = noisy(method, lost=[1])
     moved = {hop.copy: hop.start for hop in hops}
@@ -191,7 +191,7 @@ def test_a_model_that_is_taken_back_takes_its_copies_and_its_step_along():
     method.rewind(state)
     assert method.round == 8
     assert torch.equal(method.models()["global"], models["global"])
-    assert torch.equal(method.direction, state["direction"])
+    assert torch.equal(method.lead.step, state["lead"]["step"])
     assert all(torch.equal(copy, state["row"]) for copy in method.copies)
     noisy(method)
     assert float(method.row.norm()) < 10 * float(state["row"].norm())

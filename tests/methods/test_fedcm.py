@@ -35,7 +35,7 @@ def test_equal_steps_add_up_to_themselves():
     for r in range(1, 30):
         before = method.row
         method.absorb([answer(hop, own, steps=2 + hop.client) for hop in method.plan(r)])
-        assert torch.allclose(method.direction, (1 - 0.9**r) * own, atol=1e-14)
+        assert torch.allclose(method.lead.step, (1 - 0.9**r) * own, atol=1e-14)
         assert not torch.equal(method.row, before)
 
 
@@ -46,7 +46,7 @@ def test_the_direction_is_the_mean_per_step_weighted_like_the_models():
         method.absorb(
             [Reply(a.id, a.start + 6, samples=1, steps=3), Reply(b.id, b.start + 2, samples=9, steps=4)],
         )
-        assert torch.allclose(method.direction, torch.full_like(method.direction, 2 * (1 - share) + 0.5 * share))
+        assert torch.allclose(method.lead.step, torch.full_like(method.lead.step, 2 * (1 - share) + 0.5 * share))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
@@ -56,7 +56,7 @@ def test_a_step_is_a_share_of_the_one_that_was_sent_and_of_the_clients_own(engin
     fed = federation([4, 4])
     plain, led = (simulate(method, fed, LAYOUT, engine, k=2, rounds=2, epochs=1, **words) for method in (FedAvg, FedCM))
     sent = torch.linspace(-0.1, 0.1, LAYOUT.size, dtype=torch.float64)
-    led.method.direction = sent
+    led.method.lead.step = sent
     jobs, own = led.plan(), plain.engine.train(plain.plan())
     for (_, hop), alone, mixed in zip(jobs, own, led.engine.train(jobs), strict=True):
         assert torch.allclose(mixed.end - hop.start, 0.1 * (alone.end - hop.start) + 0.9 * sent, atol=1e-14)
@@ -73,14 +73,14 @@ def test_an_engine_takes_such_steps(engine):
     drive(plain)
     drive(led)
     assert torch.allclose(led.method.row - start, 0.1 * (plain.method.row - start), atol=1e-14)
-    assert torch.allclose(led.method.direction, led.method.row - start, atol=1e-14)
+    assert torch.allclose(led.method.lead.step, led.method.row - start, atol=1e-14)
 
 
 def test_the_direction_follows_the_learning_rate():
     method = simulate(FedCM, FED, LAYOUT, k=2, rounds=4, lr=lambda r: (0.1, 0.1, 0.05, 0.05)[r]).method
     for r in range(2):
         method.absorb([answer(hop, torch.ones(LAYOUT.size, dtype=torch.float64)) for hop in method.plan(r + 1)])
-    before = method.direction
+    before = method.lead.step
     hops = method.plan(3)
     assert all(torch.equal(hop.sent["step"], before / 2) for hop in hops)
     method.absorb([Reply.lost(hop, Status.FAILED, "away") for hop in hops])

@@ -116,7 +116,7 @@ def _study_command(name: str) -> Callable[..., None]:
             options=_options(option, names),
         )
         numbers = _seeds(seeds, study.FIRST_SEED if seed is None else seed)
-        wanted = [*rows, *study.variants(rows)] if name == "plus" else rows
+        wanted = [*rows, *study.variants(rows)] if chosen.varied else rows
         archive = _work(wanted, numbers, folder, minutes, given)
         _show(*study_page(name, [Row.of(archive, row, numbers) for row in rows], folder))
 

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedcat.core.device import on_device
 from fedcat.core.options import check_bounds
 from fedcat.methods.average import RunningAverage
 from fedcat.methods.base import Context
 from fedcat.methods.fedcat import FedCat
-from fedcat.methods.fedcm import LedRule, led, local_step
+from fedcat.methods.lead import Lead, LedRule
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.reply import Reply
 
@@ -77,50 +76,40 @@ class FedCatPlus(FedCat):
         check_bounds("spread", spread, at_least=0)
         check_bounds("lead", lead, at_least=0, below=1)
         check_bounds("smoothing", smoothing, at_least=0, below=1)
-        self.spread, self.lead = spread, lead
+        self.spread, self.share = spread, lead
         self.length = 1 if spread else self.length
         self.smooth = RunningAverage(smoothing, self.warm_up) if smoothing else None
+        self.lead = Lead(context)
         if lead:
             self.rule = LedRule()
-        self.direction = context.start.new_zeros(context.layout.parameter_size if lead else 0)
-        self.lr = context.lr(0)
-        self._share = (0.0, context.start.new_zeros(1))  # of the lead, as a number and as a tensor
         self._steps: dict[int, tuple[Tensor, int]] = {}  # of this round's copies, with their samples
 
     def _open(self) -> int:
         """Return the round before which hops may start now: the next one, if a part needs all replies of this one."""
-        return self.round + 1 if self.lead or self.smooth else super()._open()
+        return self.round + 1 if self.share or self.smooth else super()._open()
 
     def _slot(self, copy: int, round: int) -> int:
         return (round + copy) % self.context.per_round
 
     def _hop(self, copy: int, round: int) -> Hop:
-        """Let the last mean step lead, at the learning rate of this round."""
+        """Let the last mean step lead."""
         hop = super()._hop(copy, round)
-        if not self.lead:
-            return hop
-        if hop.lr != self.lr:
-            self.direction, self.lr = self.direction * (hop.lr / self.lr), hop.lr
-        share = min(self.lead, round / (round + self.warm_up))
-        if share != self._share[0]:
-            self._share = (share, on_device([share], self.direction))
-        return led(hop, self.direction, self._share[1], share)
+        return self.lead.send(hop, min(self.share, round / (round + self.warm_up))) if self.share else hop
 
     def _move(self, hop: Hop, end: Tensor, reply: Reply) -> None:
         """Put a copy where its hop has ended, and note its mean local step."""
         super()._move(hop, end, reply)
-        self._steps[hop.copy] = (local_step(hop, end, reply.steps, len(self.direction)), reply.samples)
+        self._steps[hop.copy] = (self.lead.step_of(hop, end, reply.steps), reply.samples)
 
     def _complete(self, round: int) -> None:
         """End a round: the mean step will lead, the copies stay apart, the global model follows their mean."""
-        steps = [self._steps[copy] for copy in sorted(self._steps)]
+        arrived = [self._steps[copy] for copy in sorted(self._steps)]
         self._steps = {}
-        if steps and self.lead:
-            rows, samples = zip(*steps, strict=True)
-            zero = torch.zeros_like(self.direction)
-            self.direction, self.lr = self.aggregate(torch.stack(rows), samples, zero), self.context.lr(round - 1)
+        if arrived and self.share:
+            steps, samples = zip(*arrived, strict=True)
+            self.lead.follow(steps, samples, self.aggregate, self.context.lr(round - 1))
         super()._complete(round)
-        if steps and self.smooth is not None:
+        if arrived and self.smooth is not None:
             self.smooth.add(self._mean(self.copies, self.seen))
 
     def _aggregate(self) -> None:
@@ -165,8 +154,7 @@ class FedCatPlus(FedCat):
         """Return also the step that leads, those of this round, and the average."""
         return {
             **super().state(),
-            "direction": self.direction,
-            "lr": self.lr,
+            "lead": self.lead.state(),
             "steps": {str(copy): list(step) for copy, step in self._steps.items()},
             "smooth": None if self.smooth is None else self.smooth.state(),
         }
@@ -177,7 +165,7 @@ class FedCatPlus(FedCat):
         self._restore_own(state)
 
     def _restore_own(self, state: dict[str, Any]) -> None:
-        self.direction, self.lr = state["direction"], state["lr"]
+        self.lead.restore(state["lead"])
         self._steps = {int(copy): (step, samples) for copy, (step, samples) in state["steps"].items()}
         if self.smooth is not None:
             self.smooth.restore(state["smooth"])

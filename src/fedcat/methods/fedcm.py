@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedcat.core.options import check_bounds
 from fedcat.methods.base import Context
 from fedcat.methods.fedavg import FedAvg
-from fedcat.models.layout import Tensors
+from fedcat.methods.lead import Lead, LedRule
 from fedcat.protocol.hop import Hop
-from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.reply import Reply
-
-
-@dataclass(frozen=True)
-class LedRule(LocalRule):
-    """Adds a share of the step that was sent to every step of the client, whose learning rate is smaller for it."""
-
-    needs_sgd: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
-
-    def after(self, p: Tensor, lr: Tensor, sent: Tensors, memory: Tensors) -> Tensor:
-        """Return the parameters, moved also by the share of the step that was sent."""
-        return p + sent["lead"] * sent["step"]
-
-
-def led(hop: Hop, step: Tensor, lead: Tensor, share: float) -> Hop:
-    """Return a hop of whose steps `share` is `step`, [P], and the rest the client's own.
-
-    `lead` is the share as a tensor, [1]. A client's own step is proportional to its learning rate, whatever momentum,
-    weight decay and clipping do to it.
-    """
-    return replace(hop, lr=(1 - share) * hop.lr, sent={"step": step, "lead": lead})
-
-
-def local_step(hop: Hop, end: Tensor, steps: int, size: int) -> Tensor:
-    """Return what a hop moved the first `size` numbers of its row per local step."""
-    return (end[:size] - hop.start[:size]) / steps
 
 
 class FedCM(FedAvg):
@@ -60,32 +31,25 @@ class FedCM(FedAvg):
     def __init__(self, context: Context, *, alpha: float = 0.1, weighting: str = "samples") -> None:
         super().__init__(context, weighting=weighting)
         check_bounds("alpha", alpha, above=0, at_most=1)
-        self.share = 1 - alpha
         self.rule = LedRule()
-        self.direction = context.start.new_zeros(context.layout.parameter_size)
-        self.lead = context.start.new_full((1,), self.share)
-        self.lr = context.lr(0)
+        self.share, self.lead = 1 - alpha, Lead(context)
 
     def hop(self, round: int, slot: int, client: int, visit: int) -> Hop:
-        """Send the direction along, at the learning rate of this round."""
-        hop = super().hop(round, slot, client, visit)
-        if hop.lr != self.lr:
-            self.direction, self.lr = self.direction * (hop.lr / self.lr), hop.lr
-        return led(hop, self.direction, self.lead, self.share)
+        """Send the direction along, as a step."""
+        return self.lead.send(super().hop(round, slot, client, visit), self.share)
 
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
         """Average the rows, and remember how far they moved per step."""
-        pairs, size = zip(hops, replies, strict=True), len(self.direction)
-        steps = [local_step(hop, reply.end, reply.steps, size) for hop, reply in pairs if reply.end is not None]
-        zero = torch.zeros_like(self.direction)
-        self.direction = self.aggregate(torch.stack(steps), self.weights(replies), zero)
+        pairs = zip(hops, replies, strict=True)
+        steps = [self.lead.step_of(hop, reply.end, reply.steps) for hop, reply in pairs if reply.end is not None]
+        self.lead.follow(steps, self.weights(replies), self.aggregate, self.context.lr(self.round))
         return super().reduce(hops, replies)
 
     def state(self) -> dict[str, Any]:
         """Return also the direction."""
-        return {**super().state(), "direction": self.direction, "lr": self.lr}
+        return {**super().state(), "lead": self.lead.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         super().restore(state)
-        self.direction, self.lr = state["direction"], state["lr"]
+        self.lead.restore(state["lead"])

@@ -43,13 +43,9 @@ class FedCross(CopiesMethod):
     def collaborators(self, copies: Tensor) -> Tensor:
         """Return the collaborator of each of two or more copies."""
         k = len(copies)
-        own = torch.arange(k, device=copies.device)
         if self.collaborator == "in-order":
-            return (own + self.round % (k - 1) + 1) % k
+            return (torch.arange(k, device=copies.device) + self.round % (k - 1) + 1) % k
         directions = torch.nn.functional.normalize(copies[:, : self.context.layout.parameter_size])
         similarity = directions @ directions.T
-        return (
-            similarity.fill_diagonal_(torch.inf).argmin(1)
-            if self.collaborator == "least-similar"
-            else (similarity.fill_diagonal_(-torch.inf).argmax(1))
-        )
+        wanted = similarity if self.collaborator == "most-similar" else -similarity
+        return wanted.fill_diagonal_(-torch.inf).argmax(1)

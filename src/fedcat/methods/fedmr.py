@@ -26,9 +26,8 @@ class FedMR(CopiesMethod):
         super().__init__(context)
         check_bounds("first_stage", first_stage, at_least=0)
         self.first_stage = first_stage
-        layout = context.layout
-        names = [slot.name.rpartition(".")[0] for slot in (*layout.parameters, *layout.buffers)]
-        sizes = [slot.stop - slot.start for slot in (*layout.parameters, *layout.buffers)]
+        slots = (*context.layout.parameters, *context.layout.buffers)
+        names, sizes = [slot.name.rpartition(".")[0] for slot in slots], [slot.stop - slot.start for slot in slots]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         layer = torch.tensor([numbers[name] for name in names]).repeat_interleave(torch.tensor(sizes))
         self.layers, self._layer = len(numbers), layer.to(context.start.device)

@@ -50,12 +50,11 @@ def deciding_rival(
 ) -> tuple[Cell, Reading, Paired] | None:
     """Return the rival that is the furthest ahead significantly, else the one with the highest mean; None if alone."""
     cells = [*row.held, *row.held_variants] if held else [*row.cells, *row.variants]
-    same = (mine.case.precision, mine.case.exact)
     rivals = [
         (one, read, Paired.of(mine, one, reads[0], read))
         for one in cells
         for read in reads
-        if one.case.method != NAME and (one.case.precision, one.case.exact) == same
+        if one.case.method != NAME and _alike(one, mine)
     ]
     known = [rival for rival in rivals if len(rival[2].differences) == len(mine.runs)]
     better = [rival for rival in known if rival[2].verdict == "behind"]
@@ -78,25 +77,25 @@ def early_sheet(rows: Sequence[Row]) -> Sheet:
 
 def parts_sheet(rows: Sequence[Row]) -> Sheet:
     """Return what FedCat-Plus loses without each of its parts."""
-    without: dict[str, list[str]] = {}
-    known = [row for row in rows if row.get(NAME) is not None and any(_parts(row))]
-    for row in known:
-        whole = row.get(NAME)
-        assert whole is not None
-        for one in _parts(row):
-            without.setdefault(one.case.label, [""] * len(known))
-            without[one.case.label][known.index(row)] = Paired.of(one, whole, readings.last_five).text
-    whole_line = [label_of(NAME), *(mine.text(readings.last_five) for row in known if (mine := row.get(NAME)))]
-    lines = [whole_line, *([label, *texts] for label, texts in without.items())] if known else []
+    known = [(row.name, whole, _parts(row, whole)) for row in rows if (whole := row.get(NAME)) is not None]
+    known = [(name, whole, parts) for name, whole, parts in known if parts]
+    lines = [[label_of(NAME), *(whole.text(readings.last_five) for _, whole, _ in known)]] if known else []
+    for label in dict.fromkeys(label for *_, parts in known for label in parts):
+        pairs = [
+            Paired.of(parts[label], whole, readings.last_five) if label in parts else None for _, whole, parts in known
+        ]
+        lines.append([label, *("" if pair is None else pair.text for pair in pairs)])
     note = (
         "The first line is the mean of the last five accuracies, in %; the others are differences to it with an option "
         f"changed, paired by seed: without a part if the option is 0 or false. {SIGNIFICANT}"
     )
-    return Sheet("Each part taken away", ["", *(row.name for row in known)], lines, [note])
+    return Sheet("Each part taken away", ["", *(name for name, *_ in known)], lines, [note])
 
 
-def _parts(row: Row) -> list[Cell]:
-    usual = row.cells[0].case
-    same = (usual.precision, usual.exact)
-    mine = [one for one in row.variants if one.case.method == NAME and one.runs]
-    return [one for one in mine if (one.case.precision, one.case.exact) == same]
+def _parts(row: Row, whole: Cell) -> dict[str, Cell]:
+    mine = [one for one in row.variants if one.case.method == NAME and one.runs and _alike(one, whole)]
+    return {one.case.label: one for one in mine}
+
+
+def _alike(one: Cell, other: Cell) -> bool:
+    return (one.case.precision, one.case.exact) == (other.case.precision, other.case.exact)

@@ -21,11 +21,12 @@ CHOOSING_ROUNDS, CHOOSING_ALPHAS, HELD_OUT = 500, (0.1, 1.0), 0.1
 
 Options = tuple[tuple[str, float | str], ...]
 """Options of a case."""
+CLIPPED: Options = (("clip", 10.0),)
 CHOICES: dict[str, list[Options]] = {
     "fedcat": [
         (("epsilon", epsilon), ("lambda", cycles)) for epsilon in (0.0, 0.5, 1.0) for cycles in (1.0, 2.0, 5.0, 10.0)
     ],
-    "scaffold": [(), (("clip", 10.0),)],
+    "scaffold": [(), CLIPPED],
     "fedcat-plus": [(), *((("spread", value),) for value in (0.05, 0.07, 0.15)), (("lead", 0.8),), (("lead", 0.95),)],
 }
 """What is tried for each method whose numbers are chosen on validation data."""
@@ -47,6 +48,8 @@ class Study:
         Those of the paper.
     table : bool
         Whether it is a table, which also shows runs with data held out, and variants of its cells.
+    varied : bool
+        Whether it also runs variants of its cells, see `variants`.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Study:
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     table: bool = False
+    varied: bool = False
 
 
 STUDIES = {
@@ -64,7 +68,7 @@ STUDIES = {
         Study("curves", "Test accuracy over rounds", ("cifar10", "femnist", "cifar100", "mnist"), EVERY),
         Study("traffic", "Traffic", ("cifar10", "femnist", "cifar100", "mnist"), METHODS),
         Study("fairness", "Fairness", ("femnist", "cifar10"), EVERY),
-        Study("plus", "FedCat-Plus", ("cifar10", "femnist", "cifar100", "mnist"), PLUS, True),
+        Study("plus", "FedCat-Plus", ("cifar10", "femnist", "cifar100", "mnist"), PLUS, True, True),
     )
 }
 
@@ -105,14 +109,14 @@ def rows(
 
 
 def variants(table: Sequence[Sequence[Case]]) -> list[list[Case]]:
-    """Return what is run with the rows of the study `plus`: SCAFFOLD with clipped gradients, FedCat-Plus without parts.
+    """Return variants of a table's cells: SCAFFOLD with clipped gradients, FedCat-Plus without each of its parts.
 
     Cases that have options of their own have no variants.
     """
     found = []
     for row in table:
         parts = PARTS if row[0].dataset in PARTED and not row[0].validation else []
-        options = {"scaffold": CHOICES["scaffold"][1:], "fedcat-plus": parts}
+        options = {"scaffold": [CLIPPED], "fedcat-plus": parts}
         plain = [case for case in row if not case.options]
         found.append([replace(case, options=one) for case in plain for one in options.get(case.method, ())])
     return [row for row in found if row]
