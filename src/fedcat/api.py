@@ -18,11 +18,11 @@ from fedcat.models.nets import NETS, net_builder
 from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import CallbackPart, check_list
 from fedcat.runs.comparison import Comparison
-from fedcat.runs.folder import COMPARISON, SETTINGS, model_path, models_in, read_model, read_summary
 from fedcat.runs.progress import LastingConsole, ProgressDisplay
 from fedcat.runs.result import Result
 from fedcat.runs.resume import Resumed, build_again, holding
 from fedcat.runs.run import Run
+from fedcat.runs.run_files import COMPARISON, SETTINGS, model_path, models_in, read_model, read_summary
 from fedcat.runs.runner import execute, stored_result
 from fedcat.runs.variant_result import VariantResult
 

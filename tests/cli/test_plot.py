@@ -12,7 +12,7 @@ from PIL import Image
 import fedcat
 from fedcat.cli.plot import _curve, _models, _runs, _values
 from fedcat.core.errors import SettingError
-from fedcat.runs.folder import read_history
+from fedcat.runs.run_files import read_history
 
 SHORT = ["--clients", "20", "--rounds", "4", "--epochs", "1", "--evaluate-every", "2"]
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fedcat.paper import case_runner
-from fedcat.runs.folder import read_history
+from fedcat.runs.run_files import read_history
 
 FEW = ["--dataset", "digits", "--alpha", "1.0", "--seeds", "1", "--rounds", "10", "--workers", "1", "--out", "r"]
 

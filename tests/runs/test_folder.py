@@ -11,15 +11,9 @@ from fedcat.core.errors import SettingError
 from fedcat.core.files import save_tensors
 from fedcat.models.layout import Layout
 from fedcat.protocol.ledger import HopRecord
-from fedcat.runs.folder import (
-    COLUMNS,
-    RunFolder,
-    model_tensors,
-    read_history,
-    read_model,
-    read_summary,
-)
+from fedcat.runs.folder import RunFolder, model_tensors
 from fedcat.runs.history import Record
+from fedcat.runs.run_files import COLUMNS, read_history, read_model, read_summary
 
 SHORT = {"dataset": "digits", "alpha": 0.5, "clients": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}
 

@@ -25,8 +25,8 @@ from fedcat.core.errors import SettingError
 from fedcat.core.files import locked
 from fedcat.methods import METHODS
 from fedcat.runs.checkpoint import LAST, PREVIOUS, Saved
-from fedcat.runs.folder import read_history
 from fedcat.runs.listing import listed
+from fedcat.runs.run_files import read_history
 from fedcat.runs.summary import Decisions
 
 SOURCE = Path(__file__).parents[2] / "src"

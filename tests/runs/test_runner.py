@@ -23,8 +23,9 @@ from fedcat.core.errors import SettingError
 from fedcat.protocol.ledger import HopRecord
 from fedcat.runs.build import Builder
 from fedcat.runs.driver import Driver
-from fedcat.runs.folder import COLUMNS, RunFolder, claim, read_history, reserve
+from fedcat.runs.folder import RunFolder, claim, reserve
 from fedcat.runs.history import Record
+from fedcat.runs.run_files import COLUMNS, read_history
 from fedcat.runs.runner import execute
 
 SHORT = {"dataset": "digits", "clients": 20, "rounds": 4, "epochs": 1, "evaluate_every": 2}

@@ -18,7 +18,7 @@ from fedcat.methods import FedAvg, FedCat, Method
 from fedcat.methods.scaffold import Scaffold
 from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import Callback
-from fedcat.runs.folder import read_history
+from fedcat.runs.run_files import read_history
 from fedcat.runs.state import check_like, encode, load_state, save_state
 
 FED = federation([3, 9, 5, 12, 7, 4])

@@ -14,9 +14,9 @@ from fedcat.core.errors import SettingError, unknown_name
 from fedcat.models.metrics import METRICS
 from fedcat.report.curves import Curve, draw_curves
 from fedcat.report.files import check_plot
-from fedcat.runs.folder import COMPARISON, SUMMARY, read_history, read_summary
 from fedcat.runs.history import Record
 from fedcat.runs.resume import read_plan
+from fedcat.runs.run_files import COMPARISON, SUMMARY, read_history, read_summary
 
 AGAINST = {
     "rounds": "round",

@@ -30,11 +30,12 @@ from fedcat.core.text import plural
 from fedcat.runs.build import Builder
 from fedcat.runs.checkpoint import FOLDER, LAST
 from fedcat.runs.comparison import Comparison
-from fedcat.runs.folder import COMPARISON, check_free, reserve
+from fedcat.runs.folder import check_free, reserve
 from fedcat.runs.progress import LastingConsole, ProgressDisplay
 from fedcat.runs.result import Result
 from fedcat.runs.resume import FREE, PARTS, Resumed, build_again, holding
 from fedcat.runs.run import Run
+from fedcat.runs.run_files import COMPARISON
 from fedcat.runs.runner import execute, stored_result
 
 out = LastingConsole(highlight=False, markup=False)

@@ -17,9 +17,10 @@ from fedcat.core.errors import SettingError
 from fedcat.core.files import flush
 from fedcat.core.interrupt import Interrupt
 from fedcat.runs.callbacks import Callback
-from fedcat.runs.folder import HISTORY, TRAFFIC, RunFolder, check_written
+from fedcat.runs.folder import RunFolder, check_written
 from fedcat.runs.history import Record
 from fedcat.runs.run import Run
+from fedcat.runs.run_files import HISTORY, TRAFFIC
 from fedcat.runs.state import Encoded, encode, load_state, write_encoded
 from fedcat.runs.summary import versions
 

@@ -15,10 +15,11 @@ from fedcat.core.errors import SettingError
 from fedcat.core.text import json_text
 from fedcat.runs.build import Builder
 from fedcat.runs.callbacks import CallbackPart
-from fedcat.runs.folder import COMPARISON, SETTINGS, check_free, claim, unclaim, write_text
+from fedcat.runs.folder import check_free, claim, unclaim, write_text
 from fedcat.runs.result import Result
 from fedcat.runs.resume import Resumed, build_again, parts_of, read_plan
 from fedcat.runs.run import Run
+from fedcat.runs.run_files import COMPARISON, SETTINGS
 from fedcat.runs.runner import execute, stored_result
 from fedcat.runs.variant_result import VariantResult
 

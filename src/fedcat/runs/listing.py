@@ -10,7 +10,7 @@ from fedcat.config.toml import read_toml
 from fedcat.core.errors import SettingError
 from fedcat.core.files import is_locked
 from fedcat.models.metrics import METRICS
-from fedcat.runs.folder import COMPARISON, SETTINGS, SUMMARY, read_history, read_summary
+from fedcat.runs.run_files import COMPARISON, SETTINGS, SUMMARY, read_history, read_summary
 
 
 @dataclass(frozen=True)

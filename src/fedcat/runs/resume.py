@@ -20,8 +20,9 @@ from fedcat.core.options import Typed, options
 from fedcat.core.registry import name_of
 from fedcat.runs.build import Builder
 from fedcat.runs.checkpoint import FOLDER, LAST, Saved, newest
-from fedcat.runs.folder import COMPARISON, SETTINGS, SUMMARY, RunFolder, read_history, read_summary, readable
+from fedcat.runs.folder import RunFolder
 from fedcat.runs.run import Run
+from fedcat.runs.run_files import COMPARISON, SETTINGS, SUMMARY, read_history, read_summary, readable
 from fedcat.runs.state import check_like
 from fedcat.runs.summary import versions
 

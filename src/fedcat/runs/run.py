@@ -334,7 +334,7 @@ class Run(Lifecycle):
         if history is None and state["history"] is None:
             raise SettingError(
                 "the state does not hold the history, which the run's directory keeps: pass it as "
-                "restore(state, read_history(directory)), from fedcat.runs.folder"
+                "restore(state, read_history(directory)), from fedcat.runs.run_files"
             )
         records = [Record.from_dict(one) for one in state["history"]] if history is None else list(history)
         if len(records) < state["rounds"]:

@@ -15,19 +15,11 @@ from fedcat.runs.callbacks import CallbackPart, make_callbacks
 from fedcat.runs.checkpoint import Checkpoints
 from fedcat.runs.collapse import CollapseWatch
 from fedcat.runs.driver import Driver
-from fedcat.runs.folder import (
-    SUMMARY,
-    RunFolder,
-    model_path,
-    models_in,
-    read_clients,
-    read_history,
-    read_model,
-    read_summary,
-)
+from fedcat.runs.folder import RunFolder
 from fedcat.runs.result import Result
 from fedcat.runs.resume import Resumed, holding
 from fedcat.runs.run import Run
+from fedcat.runs.run_files import SUMMARY, model_path, models_in, read_clients, read_history, read_model, read_summary
 
 
 def execute(
