@@ -39,15 +39,23 @@ class Skew:
         """Compute the statistics of `federation`."""
         counts = federation.class_counts
         shares = counts / counts.sum(axis=1, keepdims=True)
-        whole = counts.sum(axis=0) / counts.sum()
         logs = np.log(np.where(shares > 0, shares, 1.0))
         return cls(
             samples=_spread(federation.sizes),
             classes=_spread((counts > 0).sum(axis=1)),
             effective_classes=float(np.exp(-(shares * logs).sum(axis=1)).mean()),
-            distance=float(np.abs(shares - whole).sum(axis=1).mean() / 2),
+            distance=class_distance(counts),
             largest_share=float(shares.max(axis=1).mean()),
         )
+
+
+def class_distance(counts: np.ndarray) -> float:
+    """Return the mean total variation distance between a client's class shares and those of all data.
+
+    `counts` are samples by client and class, [N, C]; every client has some.
+    """
+    shares, whole = counts / counts.sum(axis=1, keepdims=True), counts.sum(axis=0) / counts.sum()
+    return float(np.abs(shares - whole).sum(axis=1).mean() / 2)
 
 
 def _spread(values: np.ndarray) -> tuple[float, float, float]:

@@ -120,8 +120,7 @@ def test_the_generators_traffic_is_in_the_ledger_and_label_counts_go_up_once():
             ratio = sum(entry.down + entry.up for entry in entries) / (4 * 2 * model)
             assert ratio == pytest.approx(1 + generator / (2 * model), rel=1e-12)
     assert seen == set(range(8))
-    for client, counts in sim.method.labels.items():
-        assert counts.tolist() == FED.class_counts[client].tolist()
+    assert [sim.method.labels[client].tolist() for client in range(8)] == FED.class_counts.tolist()
 
 
 def test_shares_are_of_the_clients_that_came_back_and_labels_that_none_holds_are_not_drawn():

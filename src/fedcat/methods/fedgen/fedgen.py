@@ -15,15 +15,15 @@ from fedcat.core.errors import SettingError
 from fedcat.core.options import check_bounds
 from fedcat.core.rng import Purpose, random_stream, torch_seed
 from fedcat.methods.base import Context, run_server_work
-from fedcat.methods.client_memory import ClientMemory
 from fedcat.methods.fedavg import FedAvg
 from fedcat.methods.fedgen.generator import Generator
 from fedcat.methods.fedgen.training import GeneratorState, GeneratorTraining, TrainingOptions
+from fedcat.methods.label_counts import LabelCounts, LabelReport
 from fedcat.methods.rounds import ends
 from fedcat.models.layout import BoundNet, Tensors
 from fedcat.models.losses import cross_entropy
 from fedcat.protocol.hop import Hop
-from fedcat.protocol.local_rule import Batch, LocalRule, LossInputs
+from fedcat.protocol.local_rule import Batch, LossInputs
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.task import Task
 
@@ -34,7 +34,7 @@ FLOOR = 1e-4
 
 
 @dataclass(frozen=True)
-class GeneratorRule(LocalRule):
+class GeneratorRule(LabelReport):
     """The client's loss has two more terms whenever a generator was sent.
 
     The teacher loss a * CE(head(G(y')), y') is on features generated for random labels y', as many as the batch has
@@ -84,18 +84,6 @@ class GeneratorRule(LocalRule):
         target = functional.log_softmax(own.detach(), -1)
         divergence = (target.exp() * (target - functional.log_softmax(logits, -1))).sum(-1)
         return loss + drawn["a"] * teacher + drawn["b"] * batch.mean(divergence)
-
-    def finish(
-        self, start: Tensor, end: Tensor, steps: Tensor, lr: Tensor, momentum: Tensor, sent: Tensors, memory: Tensors
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Remember that the label counts have been reported."""
-        return {}, {"told": torch.ones_like(memory["told"])}
-
-    def report(self, task: Task, hop: Hop) -> dict[str, Tensor]:
-        """Upload the label counts, once."""
-        if bool(hop.memory["told"]):
-            return {}
-        return {"labels": torch.from_numpy(task.federation.class_counts[hop.client])}
 
 
 class FedGen(FedAvg):
@@ -161,8 +149,7 @@ class FedGen(FedAvg):
         self.training = TrainingOptions(generator_batch, generator_steps, generator_weight_decay, teacher, diversity)
         self.rule = GeneratorRule(generator, a, b, decay, local_steps)
         self.lr, self.lr_decay = generator_lr, generator_lr_decay
-        self.memory: ClientMemory = ClientMemory({"told": context.start.new_zeros(())})
-        self.labels: dict[int, Tensor] = {}
+        self.labels = LabelCounts(context)
         self._work: GeneratorTraining | None = None
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(torch_seed(random_stream(context.seed, Purpose.SERVER, client=1)))
@@ -170,17 +157,17 @@ class FedGen(FedAvg):
 
     def hop(self, round: int, slot: int, client: int, visit: int) -> Hop:
         """Send the generator along once it has been trained."""
-        plain = super().hop(round, slot, client, visit)
+        plain = replace(super().hop(round, slot, client, visit), memory=self.labels.memory(client))
         return replace(plain, sent={"generator": self.generator.row}) if self.generator.steps else plain
 
     def uploads(self, hop: Hop) -> Tensors:
         """Return label counts, which a client reports once."""
-        return {} if hop.client in self.labels else {"labels": torch.zeros(self.context.classes, dtype=torch.int64)}
+        return self.labels.uploads(hop.client)
 
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
         """Average the rows; the generator will be trained against their heads."""
-        pairs = list(zip(hops, replies, strict=True))
-        self.labels.update({hop.client: reply.uploads["labels"] for hop, reply in pairs if "labels" in reply.uploads})
+        for hop, reply in zip(hops, replies, strict=True):
+            self.labels.add(hop.client, reply.uploads)
         counts = torch.stack([self.labels[hop.client] for hop in hops]).double()
         shares = (counts / counts.sum(0).clamp(min=1)).to(self.row)
         round, context = hops[0].round, self.context
@@ -205,15 +192,14 @@ class FedGen(FedAvg):
     def state(self) -> dict[str, Any]:
         """Return also the generator, its optimizer and the label counts that clients have reported."""
         run_server_work([self.work()])
-        labels = {str(client): counts for client, counts in self.labels.items()}
-        return {**super().state(), "generator": self.generator.state(), "labels": labels}
+        return {**super().state(), "generator": self.generator.state(), "labels": self.labels.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         super().restore(state)
         self._work = None
         self.generator.restore(state["generator"])
-        self.labels = {int(client): counts for client, counts in state["labels"].items()}
+        self.labels.restore(state["labels"])
 
 
 def _latent(context: Context) -> int:
