@@ -21,8 +21,8 @@ from fedcat.engines.step_graphs import StepGraphs, room
 from fedcat.protocol.local_rule import LocalRule
 from fedcat.protocol.task import Task
 
-KEPT = 4
-"""Number of step graphs to keep for the next round."""
+KEPT = 8
+"""Number of step graphs to keep for the next round: runs of several nets need up to two for each net."""
 SHARE = 0.9
 """Fraction of the memory to plan with; the rest is a reserve."""
 OUTSIDE = 3
