@@ -1,6 +1,6 @@
 """Trials of variants of FedCat-Plus, judged on validation data alone: the test data is never evaluated.
 
-    python benchmarks/plus_trials.py distance --data-dir DIR --minutes 8 --out trials.jsonl
+    python benchmarks/plus_trials.py parts --data-dir DIR --minutes 8 --out trials.jsonl
 
 The trials of a series run side by side, each on every row, with data held out from every client. One line of JSON is
 written for each run: the validation accuracies of its global model and of that model's average over rounds.
@@ -23,22 +23,47 @@ from fedcat.runs.driver import Driver
 
 HELD_OUT, AVERAGE = 0.1, 0.95
 ALPHAS = (0.1, 0.5, 1.0)
-ROWS = {"cifar10": ALPHAS, "cifar100": ALPHAS, "femnist": (None,), "mnist": ALPHAS}
+ROWS = {
+    **{f"{name}-{alpha}": (name, alpha) for name in ("cifar10", "cifar100", "mnist") for alpha in ALPHAS},
+    "femnist": ("femnist", None),
+}
 
 
-def variant(**attributes):
-    """Return the method with other attributes."""
-    return type("FedCatPlus", (FedCatPlus,), attributes)
+class Trial(FedCatPlus):
+    """FedCat-Plus whose copies' distance grows with another power of the way from the initial model."""
+
+    power = 2
+
+    def _scaled(self, deviations):
+        spread, size = self.spread, self.context.layout.parameter_size
+        way = (self.row - self.context.start)[:size].norm() / self.row[:size].norm()
+        self.spread = spread * way ** (self.power - 2)
+        scaled = super()._scaled(deviations)
+        self.spread = spread
+        return scaled
 
 
-RIVALS = {name: (name, {}) for name in ("fedavg", "scaffold", "fedcross", "fedmr", "fedcm")}
+def variant(options=None, **attributes):
+    """Return the method with other options and attributes."""
+    return type("FedCatPlus", (Trial,), attributes), options or {}
+
+
+RIVALS = {
+    **{name: (name, {}) for name in ("fedavg", "scaffold", "fedcross", "fedmr", "fedcm")},
+    **{f"{name}, lr 0.015": (name, {"lr": 0.015}) for name in ("fedavg", "scaffold", "fedcm")},
+    **{f"{name}, clip 10": (name, {"clip": 10.0}) for name in ("scaffold", "fedcm")},
+}
 SERIES = {
-    "distance": {
+    "parts": {
         **{name: RIVALS[name] for name in ("fedavg", "scaffold")},
-        **{f"spread {d:g}": (FedCatPlus, {"spread": d}) for d in (0.05, 0.07, 0.1, 0.15)},
-        **{f"growth {g:g}": (variant(growth=g), {}) for g in (1.003, 1.005, 1.01)},
-        "spread 0.15, growth 1.005": (variant(growth=1.005), {"spread": 0.15}),
-        "parting 20": (variant(parting=20), {}),
+        "as in the package": variant(),
+        "own 0": variant({"own": 0.0}),
+        "own 0.5": variant({"own": 0.5}),
+        "gain 0.25": variant({"gain": 0.25}),
+        "gain 1": variant({"gain": 1.0}),
+        "spread 0.12": variant({"spread": 0.12}),
+        "spread 0.2": variant({"spread": 0.2}),
+        "spread 0.22, power 3": variant({"spread": 0.22}, power=3),
     },
     "rivals": RIVALS,
 }
@@ -54,7 +79,8 @@ def judged_on_validation(federation):
 def build(builder, trial, dataset, alpha, seed, given):
     """Build one run."""
     method, options = trial
-    settings = {"method": method, "dataset": dataset, "seed": seed, "method_options": options, **given}
+    named = {"options": {method: options}} if isinstance(method, str) else {"method_options": options}
+    settings = {"method": method, "dataset": dataset, "seed": seed, **named, **given}
     if alpha is not None:
         settings["alpha"] = alpha
     run = builder.build({"preset": "lab", "validation": HELD_OUT, "average": AVERAGE, **settings})
@@ -80,7 +106,7 @@ def main():
     """Run a series."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", choices=SERIES)
-    parser.add_argument("--rows", default="cifar10,femnist", help="datasets, all alphas of each")
+    parser.add_argument("--rows", default="cifar10-0.1,cifar10-1.0,femnist", help=", ".join(ROWS))
     parser.add_argument("--seeds", default="20", help="such as 20,21")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--minutes", type=float, default=9.0)
@@ -88,7 +114,7 @@ def main():
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, default=Path("trials.jsonl"))
     arguments = parser.parse_args()
-    rows = [(name, alpha) for name in arguments.rows.split(",") for alpha in ROWS[name]]
+    rows = [ROWS[name] for name in arguments.rows.split(",")]
     cuda = torch.cuda.is_available()
     given = {"precision": arguments.precision} if cuda else {"workers": 1, "exact": False}
     given |= {"data_dir": arguments.data_dir} if arguments.data_dir else {}

@@ -109,7 +109,7 @@ def test_fedcat_plus_against_its_rivals(fedcat_command):
     code, out, _ = fedcat_command("reproduce", "plus", "--methods", "fedavg,fedcat-plus", *FEW)
     assert code == 0
     assert "2 runs side by side" in out
-    assert "4 runs side by side" in out
+    assert "6 runs side by side" in out
     page = Path("r/plus.md").read_text()
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert titles[:3] == ["Rows won", "The first rounds", "Each part taken away"]
@@ -128,7 +128,7 @@ def test_choices_of_fedcat_plus(fedcat_command):
     code, _, _ = fedcat_command("reproduce", "choices", "--methods", "fedcat-plus", *few)
     assert code == 0
     page = Path("r/choices-fedcat-plus.md").read_text()
-    assert "| FedCat-Plus (spread 0.05) |" in page
+    assert "| FedCat-Plus (gain 1) |" in page
     assert "| the default |" in page
 
 

@@ -195,13 +195,16 @@ def test_a_client_that_does_not_come_back_leaves_the_rest_to_go_on(name):
     ],
 )
 def test_traffic_of_every_round_against_one_model_down_and_up(name, ratio):
-    """A step that leads travels with its share, one number."""
+    """A step that leads travels with its share, one number; for FedCat-Plus a client reports its label counts once."""
     layout = layout_of(digits_net(), torch.float32)
     sim = made(name, layout, "stacked")
     drive(sim)
+    told: set[int] = set()
     for record in sim.history:
         moved = sum(hop.down + hop.up for hop in record.hops)
-        assert moved == ratio * 2 * 3 * layout.size * 4 + (3 * 4 if ratio == 1.5 else 0)
+        fresh = {hop.client for hop in record.hops} - told if name == "fedcat-plus" else set()
+        told |= fresh
+        assert moved == ratio * 2 * 3 * layout.size * 4 + (3 * 4 if ratio == 1.5 else 0) + len(fresh) * 10 * 8
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,7 +219,8 @@ def test_the_hops_of_every_round_have_the_learning_rate_of_the_schedule(name):
         found += [(hop.round, hop.lr) for _, hop in jobs]
         sim.absorb(sim.engine.train(jobs))
         sim.record({})
-    shares = {"fedcm": [0.1] * 5, "fedcat-plus": [10 / (10 + round) for round in range(5)]}.get(name, [1.0] * 5)
+    led = [round / (round + 10) for round in range(5)]
+    shares = {"fedcm": [0.1] * 5, "fedcat-plus": [(1 - a) * (1 + 0.5 * a) for a in led]}.get(name, [1.0] * 5)
     wanted = [(round, share * 0.06 / (1 + 0.5 * round)) for round, share in enumerate(shares) for _ in range(3)]
     assert found == [(round, pytest.approx(lr, rel=1e-12)) for round, lr in wanted]
 
@@ -249,7 +253,7 @@ def test_a_restored_method_goes_on_with_its_server_optimizer_and_its_average(nam
 def test_the_options_of_every_method_and_their_defaults():
     weighting = {"weighting": "samples"}
     cat = {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0, "retry": 0}
-    plus = {"spread": 0.1, "lead": 0.9, "smoothing": 0.95}
+    plus = {"spread": 0.15, "lead": 0.95, "own": 1.0, "gain": 0.5, "smoothing": 0.95, "skew": None}
     found = {name: options_of(METHODS.get(name)) for name in NAMES if name != "fedgen"}
     assert found == {
         "clusamp": {"similarity": "cosine"},

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedcat.core.options import check_bounds
+from fedcat.core.options import Bounds, Option, check_bounds
 from fedcat.methods.average import RunningAverage
 from fedcat.methods.base import Context
 from fedcat.methods.fedcat import FedCat
+from fedcat.methods.label_counts import LabelCounts, LabelReport
 from fedcat.methods.lead import Lead, LedRule
+from fedcat.models.layout import Tensors
 from fedcat.protocol.hop import Hop
 from fedcat.protocol.reply import Reply
+
+UNKNOWN = 0.75
+"""The skew of the labels that is assumed where no counts are known."""
+
+
+@dataclass(frozen=True)
+class PlusRule(LedRule, LabelReport):
+    """Led steps; a client reports its label counts once."""
 
 
 class FedCatPlus(FedCat):
@@ -23,10 +34,12 @@ class FedCatPlus(FedCat):
     Each round K clients are selected by groups and counts, and every copy trains on one of them, as in FedCat. Then:
 
     1. **Stay apart.** The copies are never made equal. Their deviations from their mean are scaled by one factor, so
-       that their distance from it is `spread` times the mean's norm. It grows from 0 in the first ten cycles: at first
-       the copies are nearly one model, as in FedAvg.
-    2. **Lead.** In the next round, a local step is a share `lead` of the mean step of this round's hops and 1 - lead of
-       the client's own. The share grows with the rounds r, as r / (r + 10).
+       that their distance from it is spread * v^2 times the mean's norm, where v is how far the mean has come from the
+       initial model, relative to its norm: at first the copies are nearly one model, as in FedAvg.
+    2. **Lead.** In the next round, a local step is a share a of the mean step of this round's hops, plus 1 - a of the
+       client's own step at a learning rate that is larger by a * gain. The share grows with the rounds r, as
+       r / (r + 10), up to `lead`, or to 1 - skew / 8 if the clients' labels are very skewed. In what leads a copy, its
+       own last step has a share of own * (1 - skew)^3, the mean step the rest.
     3. **Smooth.** The global model is an average of the copies' mean over rounds. Nobody trains it.
 
     Traffic is 1.5 times FedAvg's: the step that leads travels down with the copies.
@@ -36,37 +49,47 @@ class FedCatPlus(FedCat):
     context : Context
         See there.
     spread : float
-        How far from their mean the copies stay, relative to its norm; 0: they are averaged after each cycle of K
-        rounds instead, as in FedCat.
+        How far from their mean the copies stay in the end, relative to its norm; 0: they are averaged after each cycle
+        of K rounds instead, as in FedCat.
     lead : float
         The largest share of the mean step in a local step; 0: clients take their own steps.
+    own : float
+        The share of a copy's own last step in what leads it, if labels are not skewed; 0: the mean step alone.
+    gain : float
+        How much larger a client's own learning rate is where the mean step has the whole share.
     smoothing : float
         The decay of the average over rounds that is the global model; 0: it is the last mean of the copies.
+    skew : float, optional
+        The mean total variation distance between a client's class shares and those of all data. By default it is
+        computed from the label counts that each client reports once; 0.75 until some are known, or if the targets are
+        no classes.
     grouping, epsilon, lambda_, retry
         See `FedCat`.
 
     Attributes
     ----------
-    parting : int
-        Cycles over which the distance grows to `spread`.
     growth : float
         The largest factor by which the distance grows in a round.
     warm_up : int
-        Rounds after which the lead is a half, or its limit, and until which a round's share in the average is more than
-        a half.
+        Rounds after which the share of the lead is a half, or its limit.
+    early : int
+        Rounds until which a round's share in the average is more than a half.
     """
 
-    parting: ClassVar[int] = 10
     growth: ClassVar[float] = 1.05
     warm_up: ClassVar[int] = 10
+    early: ClassVar[int] = 20
 
     def __init__(
         self,
         context: Context,
         *,
-        spread: float = 0.1,
-        lead: float = 0.9,
+        spread: float = 0.15,
+        lead: float = 0.95,
+        own: float = 1.0,
+        gain: float = 0.5,
         smoothing: float = 0.95,
+        skew: Annotated[float | None, Option(bounds=Bounds(at_least=0, at_most=1))] = None,
         grouping: bool = True,
         epsilon: float = 0.5,
         lambda_: float = 1.0,
@@ -75,18 +98,24 @@ class FedCatPlus(FedCat):
         super().__init__(context, grouping=grouping, epsilon=epsilon, lambda_=lambda_, retry=retry)
         check_bounds("spread", spread, at_least=0)
         check_bounds("lead", lead, at_least=0, below=1)
+        check_bounds("own", own, at_least=0, at_most=1)
+        check_bounds("gain", gain, at_least=0)
         check_bounds("smoothing", smoothing, at_least=0, below=1)
-        self.spread, self.share = spread, lead
+        self.spread, self.limit, self.own, self.gain = spread, lead, own, gain
         self.length = 1 if spread else self.length
-        self.smooth = RunningAverage(smoothing, self.warm_up) if smoothing else None
-        self.lead = Lead(context)
+        self.smooth = RunningAverage(smoothing, self.early) if smoothing else None
+        self.lead = Lead(context, context.per_round if lead and own else 0)
+        self.skew = UNKNOWN if skew is None else skew
+        check_bounds("skew", self.skew, at_least=0, at_most=1)
+        self.labels = LabelCounts(context) if lead and skew is None and context.classes else None
         if lead:
-            self.rule = LedRule()
+            self.rule = LedRule() if self.labels is None else PlusRule()
         self._steps: dict[int, tuple[Tensor, int]] = {}  # of this round's copies, with their samples
+        self._uploads: dict[int, Tensors] = {}  # of this round's clients
 
     def _open(self) -> int:
         """Return the round before which hops may start now: the next one, if a part needs all replies of this one."""
-        return self.round + 1 if self.share or self.smooth else super()._open()
+        return self.round + 1 if self.limit or self.smooth else super()._open()
 
     def _slot(self, copy: int, round: int) -> int:
         return (round + copy) % self.context.per_round
@@ -94,23 +123,45 @@ class FedCatPlus(FedCat):
     def _hop(self, copy: int, round: int) -> Hop:
         """Let the last mean step lead."""
         hop = super()._hop(copy, round)
-        return self.lead.send(hop, min(self.share, round / (round + self.warm_up))) if self.share else hop
+        if not self.limit:
+            return hop
+        if self.labels is not None:
+            hop = replace(hop, memory=self.labels.memory(hop.client))
+        share = min(self.limit, 1 - self.skew / 8, round / (round + self.warm_up))
+        return self.lead.send(hop, share, (1 - share) * (1 + self.gain * share))
+
+    def uploads(self, hop: Hop) -> Tensors | None:
+        """Return label counts, which a client reports once."""
+        return super().uploads(hop) if self.labels is None else self.labels.uploads(hop.client)
 
     def _move(self, hop: Hop, end: Tensor, reply: Reply) -> None:
         """Put a copy where its hop has ended, and note its mean local step."""
         super()._move(hop, end, reply)
+        if reply.uploads:
+            self._uploads[hop.client] = reply.uploads
         self._steps[hop.copy] = (self.lead.step_of(hop, end, reply.steps), reply.samples)
 
     def _complete(self, round: int) -> None:
         """End a round: the mean step will lead, the copies stay apart, the global model follows their mean."""
-        arrived = [self._steps[copy] for copy in sorted(self._steps)]
-        self._steps = {}
-        if arrived and self.share:
-            steps, samples = zip(*arrived, strict=True)
-            self.lead.follow(steps, samples, self.aggregate, self.context.lr(round - 1))
+        arrived, self._steps = dict(sorted(self._steps.items())), {}
+        self._take_labels()
+        if arrived and self.limit:
+            steps, samples = zip(*arrived.values(), strict=True)
+            lr, share = self.context.lr(round - 1), self.own * (1 - self.skew) ** 3
+            self.lead.follow(steps, samples, self.aggregate, lr, list(arrived), share)
         super()._complete(round)
         if arrived and self.smooth is not None:
             self.smooth.add(self._mean(self.copies, self.seen))
+
+    def _take_labels(self) -> None:
+        """Take the label counts of a round; what is known changes between rounds only."""
+        uploads, self._uploads = self._uploads, {}
+        if self.labels is None or not uploads:
+            return
+        for client, sent in uploads.items():
+            self.labels.add(client, sent)
+        known = self.labels.skew()
+        self.skew = self.skew if known is None else known
 
     def _aggregate(self) -> None:
         """Average the copies; they go on from where they are, but at the wanted distance from their mean."""
@@ -121,17 +172,17 @@ class FedCatPlus(FedCat):
         if any(self.seen):
             mean = self.aggregate(copies, [1] * len(copies), self.row)
             self.row = self.step(self.row, mean)
-            wanted = self.spread * min(1.0, self.round / (self.parting * len(copies)))
-            copies = self.row + self._scaled(copies - mean, wanted)
+            copies = self.row + self._scaled(copies - mean)
         self._end_cycle()
         self.copies = list(copies)
 
-    def _scaled(self, deviations: Tensor, wanted: float) -> Tensor:
-        """Return deviations [K, D] of the wanted size, relative to the global row; buffers are as they were."""
-        size = self.context.layout.parameter_size
-        length = torch.linalg.vector_norm(deviations[:, :size]) / math.sqrt(len(deviations))
-        tiny = torch.finfo(length.dtype).tiny
-        factor = (wanted * torch.linalg.vector_norm(self.row[:size]) / length.clamp(min=tiny)).clamp(max=self.growth)
+    def _scaled(self, deviations: Tensor) -> Tensor:
+        """Return deviations [K, D] of the wanted size; buffers are as they were."""
+        size, norm = self.context.layout.parameter_size, torch.linalg.vector_norm
+        row, tiny = self.row[:size], torch.finfo(self.row.dtype).tiny
+        length = norm(deviations[:, :size]) / math.sqrt(len(deviations))
+        wanted = self.spread * norm(row - self.context.start[:size]).square() / norm(row).clamp(min=tiny)
+        factor = (wanted / length.clamp(min=tiny)).clamp(max=self.growth)
         return torch.cat([factor * deviations[:, :size], deviations[:, size:]], 1)
 
     def models(self, *wanted: str) -> dict[str, Tensor]:
@@ -148,24 +199,32 @@ class FedCatPlus(FedCat):
     def rewind(self, state: dict[str, Any]) -> None:
         """Take the model and the step that leads back to an earlier state; the copies begin again from there."""
         super().rewind(state)
-        self._restore_own({**state, "steps": {}})
+        self._restore_learned(state)
+        self._steps, self._uploads = {}, {}
 
     def state(self) -> dict[str, Any]:
         """Return also the step that leads, those of this round, and the average."""
         return {
             **super().state(),
             "lead": self.lead.state(),
+            "skew": self.skew,
+            "labels": None if self.labels is None else self.labels.state(),
             "steps": {str(copy): list(step) for copy, step in self._steps.items()},
+            "uploads": {str(client): dict(sent) for client, sent in self._uploads.items()},
             "smooth": None if self.smooth is None else self.smooth.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         super().restore(state)
-        self._restore_own(state)
-
-    def _restore_own(self, state: dict[str, Any]) -> None:
-        self.lead.restore(state["lead"])
+        self._restore_learned(state)
         self._steps = {int(copy): (step, samples) for copy, (step, samples) in state["steps"].items()}
+        self._uploads = {int(client): dict(sent) for client, sent in state["uploads"].items()}
+        self.skew = state["skew"]
+        if self.labels is not None:
+            self.labels.restore(state["labels"])
+
+    def _restore_learned(self, state: dict[str, Any]) -> None:
+        self.lead.restore(state["lead"])
         if self.smooth is not None:
             self.smooth.restore(state["smooth"])

@@ -36,7 +36,7 @@ class FedCM(FedAvg):
 
     def hop(self, round: int, slot: int, client: int, visit: int) -> Hop:
         """Send the direction along, as a step."""
-        return self.lead.send(super().hop(round, slot, client, visit), self.share)
+        return self.lead.send(super().hop(round, slot, client, visit), self.share, 1 - self.share)
 
     def reduce(self, hops: Sequence[Hop], replies: Sequence[Reply]) -> Tensor:
         """Average the rows, and remember how far they moved per step."""

@@ -22,15 +22,25 @@ CHOOSING_ROUNDS, CHOOSING_ALPHAS, HELD_OUT = 500, (0.1, 1.0), 0.1
 Options = tuple[tuple[str, float | str], ...]
 """Options of a case."""
 CLIPPED: Options = (("clip", 10.0),)
+FASTER: Options = (("lr", 0.015),)
+"""FedCat-Plus takes longer steps; a rival may as well."""
 CHOICES: dict[str, list[Options]] = {
     "fedcat": [
         (("epsilon", epsilon), ("lambda", cycles)) for epsilon in (0.0, 0.5, 1.0) for cycles in (1.0, 2.0, 5.0, 10.0)
     ],
     "scaffold": [(), CLIPPED],
-    "fedcat-plus": [(), *((("spread", value),) for value in (0.05, 0.07, 0.15)), (("lead", 0.8),), (("lead", 0.95),)],
+    "fedcat-plus": [
+        (),
+        *((("spread", value),) for value in (0.1, 0.2)),
+        *((("own", value),) for value in (0.0, 0.5)),
+        *((("gain", value),) for value in (0.0, 1.0)),
+    ],
 }
 """What is tried for each method whose numbers are chosen on validation data."""
-PARTS: list[Options] = [(("spread", 0.0),), (("lead", 0.0),), (("smoothing", 0.0),), (("grouping", False),)]
+PARTS: list[Options] = [
+    *(((name, 0.0),) for name in ("spread", "lead", "own", "gain", "smoothing")),
+    (("grouping", False),),
+]
 """Each part of FedCat-Plus taken away."""
 PARTED = ("cifar10", "femnist", "digits")
 """The datasets on which they are."""
@@ -109,14 +119,14 @@ def rows(
 
 
 def variants(table: Sequence[Sequence[Case]]) -> list[list[Case]]:
-    """Return variants of a table's cells: SCAFFOLD with clipped gradients, FedCat-Plus without each of its parts.
+    """Return variants of a table's cells: SCAFFOLD clipped and faster, FedCat-Plus without each of its parts.
 
     Cases that have options of their own have no variants.
     """
     found = []
     for row in table:
         parts = PARTS if row[0].dataset in PARTED and not row[0].validation else []
-        options = {"scaffold": [CLIPPED], "fedcat-plus": parts}
+        options = {"scaffold": [CLIPPED, *([FASTER] if parts else [])], "fedcat-plus": parts}
         plain = [case for case in row if not case.options]
         found.append([replace(case, options=one) for case in plain for one in options.get(case.method, ())])
     return [row for row in found if row]
