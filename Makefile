@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 demo: $(VENV)/installed
 	@mkdir -p runs
-	$(BIN)/fedcat compare --methods fedavg,fedprox,scaffold,fedgen,clusamp,fedcat --seeds 3 \
+	$(BIN)/fedcat compare --methods fedavg,fedprox,scaffold,fedgen,clusamp,fedcat,fedcat-plus --seeds 3 \
 		--dataset digits --alpha 0.1 --rounds 100 --lr 0.03
 
 test: $(VENV)/installed-dev check

@@ -15,6 +15,9 @@ from fedcat.runs.callbacks import Callback
 from fedcat.runs.history import Record
 from fedcat.runs.run import Run
 
+SHOWN = 8
+"""The most labels whose scores are shown."""
+
 
 class LastingConsole(Console):
     """A console without which a run goes on: what nobody reads any more is not printed."""
@@ -105,7 +108,7 @@ class ProgressDisplay(Callback):
             if scores:
                 mean = statistics.fmean(scores)
                 means.append(f"{label} " + (f"{100 * mean:.1f} %" if self._monitor.percent else f"{mean:.4g}"))
-        return "  ".join(means if len(means) <= 6 else [*means[:6], f"and {len(means) - 6} more"])
+        return "  ".join(means if len(means) <= SHOWN else [*means[:SHOWN], f"and {len(means) - SHOWN} more"])
 
     def _fitting(self, text: str) -> str:
         """Truncate a text so that the round, the bar, the speed and the time left fit on the line."""
