@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from fedcat.config.resolve import TRAINING
 from fedcat.data.federation import EvaluationSet
 from fedcat.methods.fedcat_plus import FedCatPlus
 from fedcat.runs.build import Builder
@@ -55,15 +56,15 @@ RIVALS = {
 }
 SERIES = {
     "parts": {
-        **{name: RIVALS[name] for name in ("fedavg", "scaffold")},
+        **{name: RIVALS[name] for name in ("fedavg", "scaffold", "scaffold, lr 0.015", "scaffold, clip 10")},
         "as in the package": variant(),
-        "own 0": variant({"own": 0.0}),
-        "own 0.5": variant({"own": 0.5}),
-        "gain 0.25": variant({"gain": 0.25}),
-        "gain 1": variant({"gain": 1.0}),
-        "spread 0.12": variant({"spread": 0.12}),
-        "spread 0.2": variant({"spread": 0.2}),
+        **{f"own {value:g}": variant({"own": value}) for value in (0.0, 0.5)},
+        "skew 0": variant({"skew": 0.0}),
+        **{f"gain {value:g}": variant({"gain": value}) for value in (0.25, 1.0)},
+        **{f"spread {value:g}": variant({"spread": value}) for value in (0.1, 0.2)},
         "spread 0.22, power 3": variant({"spread": 0.22}, power=3),
+        "smoothing 0.98": variant({"smoothing": 0.98}),
+        "momentum 0.9": variant({"momentum": 0.9}),
     },
     "rivals": RIVALS,
 }
@@ -79,8 +80,9 @@ def judged_on_validation(federation):
 def build(builder, trial, dataset, alpha, seed, given):
     """Build one run."""
     method, options = trial
-    named = {"options": {method: options}} if isinstance(method, str) else {"method_options": options}
-    settings = {"method": method, "dataset": dataset, "seed": seed, **named, **given}
+    training = {name: value for name, value in options.items() if name in TRAINING}
+    own = {"method_options": {name: value for name, value in options.items() if name not in TRAINING}}
+    settings = {"method": method, "dataset": dataset, "seed": seed, **training, **own, **given}
     if alpha is not None:
         settings["alpha"] = alpha
     run = builder.build({"preset": "lab", "validation": HELD_OUT, "average": AVERAGE, **settings})
@@ -106,6 +108,7 @@ def main():
     """Run a series."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", choices=SERIES)
+    parser.add_argument("--trials", help="some of the series, by name: such as 'own 0;gain 1' [all]")
     parser.add_argument("--rows", default="cifar10-0.1,cifar10-1.0,femnist", help=", ".join(ROWS))
     parser.add_argument("--seeds", default="20", help="such as 20,21")
     parser.add_argument("--rounds", type=int)
@@ -114,16 +117,18 @@ def main():
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, default=Path("trials.jsonl"))
     arguments = parser.parse_args()
+    series = SERIES[arguments.series]
+    trials = arguments.trials.split(";") if arguments.trials else list(series)
     rows = [ROWS[name] for name in arguments.rows.split(",")]
     cuda = torch.cuda.is_available()
     given = {"precision": arguments.precision} if cuda else {"workers": 1, "exact": False}
     given |= {"data_dir": arguments.data_dir} if arguments.data_dir else {}
     builder, runs = Builder(), {}
     for seed in map(int, arguments.seeds.split(",")):
-        for name, trial in SERIES[arguments.series].items():
+        for name in trials:
             for dataset, alpha in rows:
                 rounds = arguments.rounds or (1008 if dataset == "femnist" else 1000)
-                run = build(builder, trial, dataset, alpha, seed, {**given, "rounds": rounds})
+                run = build(builder, series[name], dataset, alpha, seed, {**given, "rounds": rounds})
                 runs[name, dataset, alpha, seed] = run
     begin = told = time.perf_counter()
     driver = Driver(list(runs.values()))
