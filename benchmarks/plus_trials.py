@@ -62,9 +62,16 @@ SERIES = {
         "skew 0": variant({"skew": 0.0}),
         **{f"gain {value:g}": variant({"gain": value}) for value in (0.25, 1.0)},
         **{f"spread {value:g}": variant({"spread": value}) for value in (0.1, 0.2)},
-        "spread 0.22, power 3": variant({"spread": 0.22}, power=3),
         "smoothing 0.98": variant({"smoothing": 0.98}),
         "momentum 0.9": variant({"momentum": 0.9}),
+    },
+    "distances": {
+        **{name: RIVALS[name] for name in ("fedavg", "scaffold", "scaffold, lr 0.015")},
+        **{
+            f"gain {gain:g}, spread {spread:g}, power {power}": variant({"gain": gain, "spread": spread}, power=power)
+            for gain in (0.5, 1.0)
+            for spread, power in ((0.15, 2), (0.2, 2), (0.3, 4))
+        },
     },
     "rivals": RIVALS,
 }
