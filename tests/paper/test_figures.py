@@ -55,8 +55,10 @@ def test_a_method_of_which_a_run_failed_has_a_line_for_each_seed(tmp_path, make_
 def test_accuracies_near_100_are_drawn_by_their_errors(tmp_path, make_run, drawn):
     high, higher = [0.5, *[0.97] * 5], [0.5, *[0.99] * 5]
     draw(row_of(tmp_path / "a", make_run, fedavg=[high] * 3, fedcat=[higher] * 3), tmp_path, "fedavg", "fedcat")
-    draw(row_of(tmp_path / "b", make_run, fedavg=[RISING] * 3, fedcat=[higher] * 3), tmp_path, "fedavg", "fedcat")
-    assert [log_error for _, path, log_error in drawn if path.suffix == ".png"] == [True, False]
+    fallen = [high, high, [0.5, 0.9, *[0.1] * 4]]
+    draw(row_of(tmp_path / "b", make_run, fedavg=fallen, fedcat=[higher] * 3), tmp_path, "fedavg", "fedcat")
+    draw(row_of(tmp_path / "c", make_run, fedavg=[RISING] * 3, fedcat=[higher]), tmp_path, "fedavg", "fedcat")
+    assert [log_error for _, path, log_error in drawn if path.suffix == ".png"] == [True, True, False]
 
 
 def test_an_axis_by_errors_has_room_and_ticks_for_all_values(tmp_path, monkeypatch):
@@ -69,7 +71,7 @@ def test_an_axis_by_errors_has_room_and_ticks_for_all_values(tmp_path, monkeypat
     assert low < 60
     assert 99.98 < high < 100
     ticks = [label.get_text() for label in axes.get_yticklabels()]
-    assert ticks == ["80", "90", "95", "98", "99", "99.5", "99.8", "99.9"]
+    assert ticks == ["70", "80", "85", "90", "95", "98", "99", "99.5", "99.8", "99.9"]
     at = [axes.transData.transform((0, value))[1] for value in (80, 90, 95)]
     assert at[2] - at[1] == pytest.approx(at[1] - at[0])
     assert axes.get_ylabel() == "y, log error"

@@ -52,8 +52,8 @@ CLIPPED = Case("cifar10", "scaffold", 0.1, options=(("clip", 10.0),))
 )
 def test_a_row_is_won_against_the_best_of_all_rivals(tmp_path, make_run, changed, rival, difference, verdict):
     sheet = plus.won_sheet([row_of(archive_of(tmp_path, make_run, LEVELS | changed))])
-    ((name, by, _, found, _, paired, word),) = sheet.rows
-    assert (name, by) == ("CIFAR-10, alpha 0.1", "last five")
+    ((name, by, seeds, _, found, _, paired, word),) = sheet.rows
+    assert (name, by, seeds) == ("CIFAR-10, alpha 0.1", "last five", "3")
     assert (found, paired, word) == (rival, difference, verdict)
 
 
@@ -82,6 +82,7 @@ def test_chosen_is_judged_in_the_runs_with_data_held_out(tmp_path, make_run):
     last = plus.won_sheet([row_of(archive)]).rows[-1]
     assert last[1:] == [
         "chosen",
+        "3",
         "44.00 ± 0.00",
         "SCAFFOLD, average over rounds",
         "46.00 ± 0.00",

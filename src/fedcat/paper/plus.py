@@ -33,7 +33,8 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
             rival, theirs, paired = found
             name = f"{rival.case.label}{', average over rounds' if theirs is average else ''}"
             value = rival.text(theirs)
-            lines.append([row.name, text, mine.text(reading), name, value, paired.text, WORDS[paired.verdict]])
+            judged = [name, value, paired.text, WORDS[paired.verdict]]
+            lines.append([row.name, text, str(len(mine.runs)), mine.text(reading), *judged])
     note = (
         "Rivals are all other methods, their variants, and their averages over rounds, if they have the same seeds. "
         "A row is lost if a rival is significantly better. It is won if FedCat-Plus is significantly better than the "
@@ -41,7 +42,7 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
         f"{SIGNIFICANT} The `chosen` of an average is its test accuracy where its model has the best validation "
         "accuracy."
     )
-    columns = ["", "by", label_of(NAME), "rival", "its accuracy", "difference", ""]
+    columns = ["", "by", "seeds", label_of(NAME), "rival", "its accuracy", "difference", ""]
     return Sheet("Rows won", columns, lines, [note])
 
 

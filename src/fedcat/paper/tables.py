@@ -146,8 +146,8 @@ def detail_sheet(row: Row) -> Sheet:
 # Differences, paired by seed
 
 SIGNIFICANT = (
-    "Mean ± standard error. Bold: significant, two-sided 90 % (2.9 standard errors with three seeds); with so many "
-    "comparisons a few will seem significant by chance."
+    "Mean ± standard error. Bold: significant, two-sided 90 % (2.9 standard errors with three seeds, 2.1 with five); "
+    "with so many comparisons a few will seem significant by chance."
 )
 
 

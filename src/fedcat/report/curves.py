@@ -13,7 +13,7 @@ from fedcat.report.files import check_plot, save
 
 COLORS = ("#1f5f8b", "#c8553d", "#588157", "#8e6c8a", "#d4a017", "#4a4e69", "#2a9d8f", "#9d4edd", "#6c584c", "#e07a5f")
 DASHES = ("-", "--", ":", "-.")
-TICKS = (10, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9)
+TICKS = (10, 50, 70, 80, 85, 90, 95, 98, 99, 99.5, 99.8, 99.9)
 """Where an axis in log error may have ticks, in %."""
 
 
