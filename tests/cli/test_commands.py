@@ -111,7 +111,8 @@ def test_without_a_command_the_help_is_shown(fedcat_command):
 def test_lists(fedcat_command):
     code, out, _ = fedcat_command("methods")
     assert code == 0
-    assert all(word in out for word in ("fedavg", "fedcat-gc", "epsilon=0.5", "by-samples"))
+    assert all(word in out for word in ("fedavg", "fedcat-gc", "epsilon=0.5", "by-samples", "Which one?"))
+    assert "None" not in out
     code, out, _ = fedcat_command("nets")
     assert code == 0
     assert all(word in out for word in ("digits-cnn", "lab-femnist", "mcmahan-cifar"))

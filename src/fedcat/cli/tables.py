@@ -254,7 +254,7 @@ def show_parts(console: Console, registry: Registry[Any]) -> None:
     table = _table(registry.kind, "options")
     for name, note in registry:
         part = registry.get(name)
-        words = ", ".join(f"{option}={_lower(value)}" for option, value in options(part).items())
+        words = ", ".join(o if value is None else f"{o}={_lower(value)}" for o, value in options(part).items())
         models = declared(part, "extra_models", ())
         table.add_row(name, note, words + (f"; --evaluate {', '.join(models)}" if models else ""))
     console.print(table)
