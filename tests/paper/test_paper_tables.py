@@ -51,6 +51,15 @@ def test_the_papers_number_stands_beside_ours(tmp_path, make_run):
     assert list(detail.rows[-1][:5]) == ["FedCat", "56.10 ± 0.10", "56.16", "-0.06", "56.10 ± 0.10"]
 
 
+def test_cells_with_another_number_of_seeds_are_named(tmp_path, make_run):
+    archive = archive_of(tmp_path, make_run, LEVELS)
+    assert tables.accuracy_sheet([row_of(archive)], "Best", readings.best, "note").notes == ["note"]
+    archive.add([make_run(Case("cifar10", "scaffold", 0.1), seed, [0.5]) for seed in (13, 14)])
+    (cases,) = rows(("cifar10",), NAMES, (0.1,))
+    sheet = tables.accuracy_sheet([Row.of(archive, cases, [*SEEDS, 13, 14])], "Best", readings.best, "note")
+    assert sheet.notes == ["note", "Means are over 3 seeds, but for CIFAR-10, alpha 0.1, SCAFFOLD: 5."]
+
+
 def test_a_dataset_that_the_paper_lacks_has_no_column_of_it(tmp_path, make_run):
     archive = Archive(tmp_path)
     archive.add([make_run(Case("digits", "fedavg", 0.1), 10, [0.5])])

@@ -73,6 +73,15 @@ def test_a_rival_that_lacks_seeds_does_not_decide(tmp_path, make_run):
     assert (found, word) == ("SCAFFOLD", "won")
 
 
+def test_a_rival_far_behind_needs_three_of_five_seeds(tmp_path, make_run):
+    archive = archive_of(tmp_path, make_run, LEVELS | {"fedavg": (0.65, 0.5)})
+    for method in ("scaffold", "fedcat-plus"):
+        archive.add([make_run(Case("cifar10", method, 0.1), seed, [0.58] * 60) for seed in (13, 14)])
+    (cases,) = rows(("cifar10",), METHODS, (0.1,))
+    (line,) = plus.won_sheet([Row.of(archive, cases, (*SEEDS, 13, 14))]).rows
+    assert line[2:] == ["3", "59.26 ± 1.15", "FedAvg", "65.10 ± 0.10", "**-5.00 ± 0.00**", "lost"]
+
+
 def test_chosen_is_judged_in_the_runs_with_data_held_out(tmp_path, make_run):
     archive = archive_of(tmp_path, make_run, LEVELS)
     for method, value in (("scaffold", 0.45), ("fedcat-plus", 0.44)):

@@ -14,6 +14,8 @@ NAME = "fedcat-plus"
 EARLY = (50, 100, 200, 500)
 """Rounds after which it should not be far behind FedAvg."""
 WORDS = {"ahead": "won", "behind": "lost", "open": "tie"}
+SEEDS_IN_COMMON = 3
+"""How many seeds a rival must share, so that rows that are close can have more seeds than rivals far behind."""
 JUDGED: tuple[tuple[str, bool, Reading, Reading], ...] = (
     ("last five", False, readings.last_five, readings.average_last_five),
     ("chosen", True, readings.chosen, readings.average_chosen),
@@ -34,11 +36,13 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
             name = f"{rival.case.label}{', average over rounds' if theirs is average else ''}"
             value = rival.text(theirs)
             judged = [name, value, paired.text, WORDS[paired.verdict]]
-            lines.append([row.name, text, str(len(mine.runs)), mine.text(reading), *judged])
+            lines.append([row.name, text, str(len(paired.differences)), mine.text(reading), *judged])
     note = (
-        "Rivals are all other methods, their variants, and their averages over rounds, if they have the same seeds. "
+        "Rivals are all other methods, their variants, and their averages over rounds, if they have at least three "
+        "seeds in common with FedCat-Plus. "
         "A row is lost if a rival is significantly better. It is won if FedCat-Plus is significantly better than the "
-        "rival with the highest mean. Else it is a tie. The difference to the rival that decides is paired by seed. "
+        "rival with the highest mean. Else it is a tie. The difference to the rival that decides is paired by seed; "
+        "`seeds` are those of the pairs. "
         f"{SIGNIFICANT} The `chosen` of an average is its test accuracy where its model has the best validation "
         "accuracy."
     )
@@ -57,7 +61,7 @@ def deciding_rival(
         for read in reads
         if one.case.method != NAME and _alike(one, mine)
     ]
-    known = [rival for rival in rivals if len(rival[2].differences) == len(mine.runs)]
+    known = [rival for rival in rivals if len(rival[2].differences) >= min(len(mine.runs), SEEDS_IN_COMMON)]
     better = [rival for rival in known if rival[2].verdict == "behind"]
     return min(better or known, key=lambda rival: rival[2].mean, default=None)
 

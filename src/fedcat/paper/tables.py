@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -102,11 +103,19 @@ def paper_value(case: Case) -> float | None:
 
 def accuracy_sheet(rows: Sequence[Row], title: str, reading: Reading, note: str, paper: bool = False) -> Sheet:
     """Return a table in the paper's form: one column for each method; with `paper`, its number and the difference."""
-    lines = []
-    for row in rows:
-        cells = row.held if reading is readings.chosen else row.cells
-        lines.append([row.name, *(_accuracy(one, reading, paper) for one in cells)])
-    return Sheet(title, ["", *labels(rows).values()], lines, [note])
+    table = [row.held if reading is readings.chosen else row.cells for row in rows]
+    lines = [
+        [row.name, *(_accuracy(one, reading, paper) for one in cells)] for row, cells in zip(rows, table, strict=True)
+    ]
+    return Sheet(title, ["", *labels(rows).values()], lines, [note, *_seed_notes(table)])
+
+
+def _seed_notes(table: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return a note that names the cells which have another number of seeds than most."""
+    known = [one for cells in table for one in cells if one.runs]
+    usual = statistics.mode(len(one.runs) for one in known) if known else 0
+    others = [f"{one.case.row}, {one.case.label}: {len(one.runs)}" for one in known if len(one.runs) != usual]
+    return [f"Means are over {plural(usual, 'seed')}, but for {'; '.join(others)}."] if others else []
 
 
 def _accuracy(one: Cell, reading: Reading, paper: bool) -> str:
