@@ -24,16 +24,22 @@ from fedcat.runs.driver import Driver
 
 HELD_OUT, AVERAGE = 0.1, 0.95
 ALPHAS = (0.1, 0.5, 1.0)
+LAB = {"preset": "lab", "rounds": 1000}
+SMALL = {"lr": 0.03, "clients": 50, "per_round": 5, "rounds": 100, "min_samples": 5, "validation": 0.2}
 ROWS = {
-    **{f"{name}-{alpha}": (name, alpha) for name in ("cifar10", "cifar100", "mnist") for alpha in ALPHAS},
-    "femnist": ("femnist", None),
+    **{f"{n}-{a}": {**LAB, "dataset": n, "alpha": a} for n in ("cifar10", "cifar100", "mnist") for a in ALPHAS},
+    "femnist": {**LAB, "dataset": "femnist", "rounds": 1008},
+    **{f"digits-{a}": {"dataset": "digits", "alpha": a, **SMALL} for a in ALPHAS},
 }
 
 
 class Trial(FedCatPlus):
-    """FedCat-Plus whose copies' distance grows with another power of the way from the initial model."""
+    """FedCat-Plus whose distance grows with another power of the way, or whose lead has no limit but its own."""
 
-    power = 2
+    power, limited = 2, True
+
+    def _share(self, round):
+        return super()._share(round) if self.limited else min(self.limit, round / (round + self.warm_up))
 
     def _scaled(self, deviations):
         spread, size = self.spread, self.context.layout.parameter_size
@@ -74,6 +80,12 @@ SERIES = {
         },
     },
     "rivals": RIVALS,
+    "leads": {
+        **{name: RIVALS[name] for name in ("fedavg", "scaffold")},
+        "fedcat": ("fedcat", {}),
+        "as in the package": variant(),
+        **{f"lead {lead:g}": variant({"lead": lead}, limited=False) for lead in (0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
+    },
 }
 
 
@@ -84,26 +96,25 @@ def judged_on_validation(federation):
     return found
 
 
-def build(builder, trial, dataset, alpha, seed, given):
+def build(builder, trial, row, seed, given):
     """Build one run."""
     method, options = trial
     training = {name: value for name, value in options.items() if name in TRAINING}
     own = {"method_options": {name: value for name, value in options.items() if name not in TRAINING}}
-    settings = {"method": method, "dataset": dataset, "seed": seed, **training, **own, **given}
-    if alpha is not None:
-        settings["alpha"] = alpha
-    run = builder.build({"preset": "lab", "validation": HELD_OUT, "average": AVERAGE, **settings})
+    settings = {"method": method, "seed": seed, **ROWS[row], **training, **own, **given}
+    run = builder.build({"validation": HELD_OUT, "average": AVERAGE, **settings})
     run.federation = judged_on_validation(run.federation)
     return run
 
 
-def line_of(trial, dataset, alpha, seed, run):
+def line_of(trial, row, seed, run):
     """Return what is kept of a run."""
     known = [record for record in run.history if record.evaluated]
     return {
         "trial": trial,
-        "dataset": dataset,
-        "alpha": alpha,
+        "dataset": ROWS[row]["dataset"],
+        "alpha": ROWS[row].get("alpha"),
+        "per_round": run.method.context.per_round,
         "seed": seed,
         "rounds": [r.round for r in known],
         "accuracy": [round(record.metrics["accuracy"], 4) for record in known],
@@ -119,6 +130,7 @@ def main():
     parser.add_argument("--rows", default="cifar10-0.1,cifar10-1.0,femnist", help=", ".join(ROWS))
     parser.add_argument("--seeds", default="20", help="such as 20,21")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--per-round", type=int, help="clients per round, K")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--data-dir")
@@ -126,17 +138,14 @@ def main():
     arguments = parser.parse_args()
     series = SERIES[arguments.series]
     trials = arguments.trials.split(";") if arguments.trials else list(series)
-    rows = [ROWS[name] for name in arguments.rows.split(",")]
     cuda = torch.cuda.is_available()
     given = {"precision": arguments.precision} if cuda else {"workers": 1, "exact": False}
-    given |= {"data_dir": arguments.data_dir} if arguments.data_dir else {}
+    given |= {n: v for n in ("data_dir", "rounds", "per_round") if (v := getattr(arguments, n)) is not None}
     builder, runs = Builder(), {}
     for seed in map(int, arguments.seeds.split(",")):
         for name in trials:
-            for dataset, alpha in rows:
-                rounds = arguments.rounds or (1008 if dataset == "femnist" else 1000)
-                run = build(builder, series[name], dataset, alpha, seed, {**given, "rounds": rounds})
-                runs[name, dataset, alpha, seed] = run
+            for row in arguments.rows.split(","):
+                runs[name, row, seed] = build(builder, series[name], row, seed, given)
     begin = told = time.perf_counter()
     driver = Driver(list(runs.values()))
     driver.start()

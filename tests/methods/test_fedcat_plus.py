@@ -122,7 +122,7 @@ def test_every_group_gives_one_client_and_no_copy_meets_one_twice_in_k_rounds():
 
 @pytest.mark.parametrize("gain", [0.5, 0.0, 2.0])
 def test_the_mean_step_of_a_round_leads_the_next_and_its_share_grows(gain):
-    method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=200, options={"own": 0.0, "skew": 0.2, "gain": gain}).method
+    method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=200, options={"own": 0.0, "skew": 0.1, "gain": gain}).method
     last = torch.zeros(LAYOUT.parameter_size, dtype=torch.float64)
     for r in range(220):
         hops, share = method.plan(r + 1), min(0.95, r / (r + 10))
@@ -162,7 +162,18 @@ def test_a_copys_own_last_step_leads_it_too_the_more_so_the_less_skewed_labels_a
                 mine[hop.copy] = 0.01 * torch.from_numpy(rng.standard_normal(LAYOUT.size))[: mine.shape[1]] / 2
         mean = 0.99 * mine[[copy for copy in range(3) if copy != lost]].mean(0)
         mine *= 0.99
-    assert float(hops[0].sent["lead"]) == pytest.approx(min(0.95, 1 - skew / 8))
+    assert float(hops[0].sent["lead"]) == pytest.approx(min(0.95, 1 - skew / 2.4))
+
+
+@pytest.mark.parametrize(
+    ("k", "skew", "limit"),
+    [(1, 0.9, 0.0), (1, 0.4, 0.5), (2, 0.8, 0.5), (10, 0.8, 0.9), (10, 0.3, 0.95), (20, 0.8, 0.95)],
+)
+def test_few_clients_with_skewed_labels_lead_less(k, skew, limit, monkeypatch):
+    monkeypatch.setattr(FedCatPlus, "warm_up", 1e-9)
+    method = simulate(FedCatPlus, federation([4] * 20), LAYOUT, k=k, rounds=2, options={"skew": skew}).method
+    noisy(method)
+    assert [float(hop.sent["lead"]) for hop in method.plan(2)] == [pytest.approx(limit)] * k
 
 
 def test_the_skew_is_that_of_the_label_counts_which_each_client_reports_once():

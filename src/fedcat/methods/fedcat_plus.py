@@ -38,8 +38,8 @@ class FedCatPlus(FedCat):
        initial model, relative to its norm: at first the copies are nearly one model, as in FedAvg.
     2. **Lead.** In the next round, a local step is a share a of the mean step of this round's hops, plus 1 - a of the
        client's own step at a learning rate that is larger by a * gain. The share grows with the rounds r, as
-       r / (r + 10), up to `lead`, or to 1 - skew / 8 if the clients' labels are very skewed. In what leads a copy, its
-       own last step has a share of own * (1 - skew)^3, the mean step the rest.
+       r / (r + 10), up to `lead`, or to 1 - skew / (0.8 K) where few clients with skewed labels make the mean step
+       noisy. In what leads a copy, its own last step has a share of own * (1 - skew)^3, the mean step the rest.
     3. **Smooth.** The global model is an average of the copies' mean over rounds. Nobody trains it.
 
     Traffic is 1.5 times FedAvg's: the step that leads travels down with the copies.
@@ -127,8 +127,13 @@ class FedCatPlus(FedCat):
             return hop
         if self.labels is not None:
             hop = replace(hop, memory=self.labels.memory(hop.client))
-        share = min(self.limit, 1 - self.skew / 8, round / (round + self.warm_up))
+        share = self._share(round)
         return self.lead.send(hop, share, (1 - share) * (1 + self.gain * share))
+
+    def _share(self, round: int) -> float:
+        """Return the share of the lead in a round."""
+        noisy = self.skew / (0.8 * self.context.per_round)
+        return max(0.0, min(self.limit, 1 - noisy, round / (round + self.warm_up)))
 
     def uploads(self, hop: Hop) -> Tensors | None:
         """Return label counts, which a client reports once."""
