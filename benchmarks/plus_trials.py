@@ -1,9 +1,11 @@
 """Trials of variants of FedCat-Plus, judged on validation data alone: the test data is never evaluated.
 
     python benchmarks/plus_trials.py parts --data-dir DIR --minutes 8 --out trials.jsonl
+    python benchmarks/plus_trials.py methods --rows digits-0.1,digits-0.1/epochs=1,digits-1.0/per_round=2/rounds=250
 
-The trials of a series run side by side, each on every row, with data held out from every client. One line of JSON is
-written for each run: the validation accuracies of its global model and of that model's average over rounds.
+The trials of a series run side by side, each on every row, with data held out from every client. A row may change
+settings. One line of JSON is written for each run: the validation accuracies of its global model and of that model's
+average over rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 import torch
 
 from fedcat.config.resolve import TRAINING
+from fedcat.core.options import Typed
 from fedcat.data.federation import EvaluationSet
 from fedcat.methods.fedcat_plus import FedCatPlus
 from fedcat.runs.build import Builder
@@ -60,16 +63,23 @@ RIVALS = {
     **{f"{name}, lr 0.015": (name, {"lr": 0.015}) for name in ("fedavg", "scaffold", "fedcm")},
     **{f"{name}, clip 10": (name, {"clip": 10.0}) for name in ("scaffold", "fedcm")},
 }
+METHODS = {
+    **{name: RIVALS[name] for name in ("fedavg", "scaffold", "scaffold, clip 10")},
+    "fedcat": ("fedcat", {}),
+    "as in the package": variant(),
+    "clip 10": variant({"clip": 10.0}),
+}
 SERIES = {
     "parts": {
-        **{name: RIVALS[name] for name in ("fedavg", "scaffold", "scaffold, lr 0.015", "scaffold, clip 10")},
-        "as in the package": variant(),
+        **METHODS,
+        "scaffold, lr 0.015": RIVALS["scaffold, lr 0.015"],
         **{f"own {value:g}": variant({"own": value}) for value in (0.0, 0.5)},
         "skew 0": variant({"skew": 0.0}),
-        **{f"gain {value:g}": variant({"gain": value}) for value in (0.25, 1.0)},
+        **{f"gain {value:g}": variant({"gain": value}) for value in (0.25, 1.0, 2.0)},
         **{f"spread {value:g}": variant({"spread": value}) for value in (0.1, 0.2)},
         "smoothing 0.98": variant({"smoothing": 0.98}),
         "momentum 0.9": variant({"momentum": 0.9}),
+        "momentum 0.9, clip 10": variant({"momentum": 0.9, "clip": 10.0}),
     },
     "distances": {
         **{name: RIVALS[name] for name in ("fedavg", "scaffold", "scaffold, lr 0.015")},
@@ -80,10 +90,9 @@ SERIES = {
         },
     },
     "rivals": RIVALS,
+    "methods": METHODS,
     "leads": {
-        **{name: RIVALS[name] for name in ("fedavg", "scaffold")},
-        "fedcat": ("fedcat", {}),
-        "as in the package": variant(),
+        **METHODS,
         **{f"lead {lead:g}": variant({"lead": lead}, limited=False) for lead in (0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
     },
 }
@@ -96,12 +105,19 @@ def judged_on_validation(federation):
     return found
 
 
+def settings_of(row):
+    """Return the settings of a row such as digits-0.1/epochs=1."""
+    name, *changes = row.split("/")
+    changed = dict(change.split("=") for change in changes)
+    return {**ROWS[name], **{name: Typed(value) for name, value in changed.items()}}
+
+
 def build(builder, trial, row, seed, given):
     """Build one run."""
     method, options = trial
     training = {name: value for name, value in options.items() if name in TRAINING}
     own = {"method_options": {name: value for name, value in options.items() if name not in TRAINING}}
-    settings = {"method": method, "seed": seed, **ROWS[row], **training, **own, **given}
+    settings = {"method": method, "seed": seed, **settings_of(row), **training, **own, **given}
     run = builder.build({"validation": HELD_OUT, "average": AVERAGE, **settings})
     run.federation = judged_on_validation(run.federation)
     return run
@@ -112,9 +128,7 @@ def line_of(trial, row, seed, run):
     known = [record for record in run.history if record.evaluated]
     return {
         "trial": trial,
-        "dataset": ROWS[row]["dataset"],
-        "alpha": ROWS[row].get("alpha"),
-        "per_round": run.method.context.per_round,
+        "row": row,
         "seed": seed,
         "rounds": [r.round for r in known],
         "accuracy": [round(record.metrics["accuracy"], 4) for record in known],
@@ -127,10 +141,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", choices=SERIES)
     parser.add_argument("--trials", help="some of the series, by name: such as 'own 0;gain 1' [all]")
-    parser.add_argument("--rows", default="cifar10-0.1,cifar10-1.0,femnist", help=", ".join(ROWS))
+    parser.add_argument("--rows", default="cifar10-0.1,cifar10-1.0,femnist", help=f"{', '.join(ROWS)}; see above")
     parser.add_argument("--seeds", default="20", help="such as 20,21")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--per-round", type=int, help="clients per round, K")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--data-dir")
@@ -140,7 +152,7 @@ def main():
     trials = arguments.trials.split(";") if arguments.trials else list(series)
     cuda = torch.cuda.is_available()
     given = {"precision": arguments.precision} if cuda else {"workers": 1, "exact": False}
-    given |= {n: v for n in ("data_dir", "rounds", "per_round") if (v := getattr(arguments, n)) is not None}
+    given |= {"data_dir": arguments.data_dir} if arguments.data_dir else {}
     builder, runs = Builder(), {}
     for seed in map(int, arguments.seeds.split(",")):
         for name in trials:
