@@ -87,6 +87,12 @@ def test_the_direction_follows_the_learning_rate():
     assert all(torch.equal(hop.sent["step"], before / 2) for hop in method.plan(4))
 
 
+def test_a_learning_rate_that_begins_at_zero():
+    sim = drive(simulate(FedCM, FED, LAYOUT, k=3, rounds=4, lr=lambda r: 0.1 * r))
+    assert sim.method.row.isfinite().all()
+    assert sim.method.lead.lr == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.5])
 def test_a_share_outside_its_bounds_is_refused(alpha):
     with pytest.raises(SettingError, match="alpha must be"):

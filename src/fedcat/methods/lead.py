@@ -63,7 +63,7 @@ class Lead:
         weight decay and clipping do.
         """
         if hop.lr != self.lr:
-            factor = hop.lr / self.lr
+            factor = hop.lr / self.lr if self.lr else 0.0  # at a learning rate of 0 nothing has moved
             self.step, self.last, self.lr = self.step * factor, self.last * factor, hop.lr
         if weight != self._weight[0]:
             self._weight = (weight, on_device([weight], self.step))
