@@ -34,15 +34,15 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
                 continue
             rival, theirs, paired = found
             name = f"{rival.case.label}{', average over rounds' if theirs is average else ''}"
-            value = rival.text(theirs)
-            judged = [name, value, paired.text, WORDS[paired.verdict]]
-            lines.append([row.name, text, str(len(paired.differences)), mine.text(reading), *judged])
+            values = mine.common(rival).text(reading), rival.common(mine).text(theirs)
+            judged = [values[0], name, values[1], paired.text, WORDS[paired.verdict]]
+            lines.append([row.name, text, str(len(paired.differences)), *judged])
     note = (
         "Rivals are all other methods, their variants, and their averages over rounds, if they have at least three "
         "seeds in common with FedCat-Plus. "
         "A row is lost if a rival is significantly better. It is won if FedCat-Plus is significantly better than the "
-        "rival with the highest mean. Else it is a tie. The difference to the rival that decides is paired by seed; "
-        "`seeds` are those of the pairs. "
+        "rival that comes nearest in the mean. Else it is a tie. All figures are those of the seeds that both have. "
+        "The difference to the rival that decides is paired by seed. "
         f"{SIGNIFICANT} The `chosen` of an average is its test accuracy where its model has the best validation "
         "accuracy."
     )
@@ -53,7 +53,7 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
 def deciding_rival(
     row: Row, mine: Cell, held: bool, reads: tuple[Reading, Reading]
 ) -> tuple[Cell, Reading, Paired] | None:
-    """Return the rival that is the furthest ahead significantly, else the one with the highest mean; None if alone."""
+    """Return the rival that is the furthest ahead significantly, else the one that is nearest; None if alone."""
     cells = [*row.held, *row.held_variants] if held else [*row.cells, *row.variants]
     rivals = [
         (one, read, Paired.of(mine, one, reads[0], read))

@@ -117,6 +117,11 @@ class Cell:
     case: Case
     runs: list[StoredRun]
 
+    def common(self, other: Cell) -> Cell:
+        """Return the runs whose seeds another cell has as well."""
+        seeds = {run.seed for run in other.runs}
+        return Cell(self.case, [run for run in self.runs if run.seed in seeds])
+
     def values(self, reading: Reading) -> list[float]:
         """Return a reading of each run."""
         return [reading(run) for run in self.runs]

@@ -23,7 +23,7 @@ Options = tuple[tuple[str, float | str], ...]
 """Options of a case."""
 CLIPPED: Options = (("clip", 10.0),)
 FASTER: Options = (("lr", 0.015),)
-"""FedCat-Plus takes longer steps; a rival may as well."""
+"""FedCat-Plus takes longer steps; the rivals that come nearest may as well."""
 CHOICES: dict[str, list[Options]] = {
     "fedcat": [
         (("epsilon", epsilon), ("lambda", cycles)) for epsilon in (0.0, 0.5, 1.0) for cycles in (1.0, 2.0, 5.0, 10.0)
@@ -119,14 +119,15 @@ def rows(
 
 
 def variants(table: Sequence[Sequence[Case]]) -> list[list[Case]]:
-    """Return variants of a table's cells: SCAFFOLD clipped and faster, FedCat-Plus without each of its parts.
+    """Return variants of a table's cells: rivals that are clipped or faster, FedCat-Plus without each of its parts.
 
     Cases that have options of their own have no variants.
     """
     found = []
     for row in table:
         parts = PARTS if row[0].dataset in PARTED and not row[0].validation else []
-        options = {"scaffold": [CLIPPED, *([FASTER] if parts else [])], "fedcat-plus": parts}
+        faster = [FASTER] if parts else []
+        options = {"scaffold": [CLIPPED, *faster], "fedcross": faster, "fedmr": faster, "fedcat-plus": parts}
         plain = [case for case in row if not case.options]
         found.append([replace(case, options=one) for case in plain for one in options.get(case.method, ())])
     return [row for row in found if row]
