@@ -60,7 +60,7 @@ def variant(options=None, **attributes):
 
 RIVALS = {
     **{name: (name, {}) for name in ("fedavg", "scaffold", "fedcross", "fedmr", "fedcm")},
-    **{f"{name}, lr 0.015": (name, {"lr": 0.015}) for name in ("fedavg", "scaffold", "fedcm")},
+    **{f"{name}, lr 0.015": (name, {"lr": 0.015}) for name in ("fedavg", "scaffold", "fedcross", "fedmr", "fedcm")},
     **{f"{name}, clip 10": (name, {"clip": 10.0}) for name in ("scaffold", "fedcm")},
 }
 METHODS = {
@@ -109,7 +109,7 @@ def settings_of(row):
     """Return the settings of a row such as digits-0.1/epochs=1."""
     name, *changes = row.split("/")
     changed = dict(change.split("=") for change in changes)
-    return {**ROWS[name], **{name: Typed(value) for name, value in changed.items()}}
+    return {**ROWS[name], **{key: Typed(value) for key, value in changed.items()}}
 
 
 def build(builder, trial, row, seed, given):
