@@ -34,8 +34,8 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
                 continue
             rival, theirs, paired = found
             name = f"{rival.case.label}{', average over rounds' if theirs is average else ''}"
-            values = mine.common(rival).text(reading), rival.common(mine).text(theirs)
-            judged = [values[0], name, values[1], paired.text, WORDS[paired.verdict]]
+            ours, value = mine.common(rival).text(reading), rival.common(mine).text(theirs)
+            judged = [ours, name, value, paired.text, WORDS[paired.verdict]]
             lines.append([row.name, text, str(len(paired.differences)), *judged])
     note = (
         "Rivals are all other methods, their variants, and their averages over rounds, if they have at least three "
