@@ -17,6 +17,7 @@ from fedcat.methods import FedAvg, FedCat
 from fedcat.models.losses import cross_entropy
 from fedcat.models.metrics import make_metrics
 from fedcat.models.nets import NETS
+from fedcat.runs.evaluations import evaluation
 
 CASES = {
     "digits-cnn": ((1, 8, 8), 10),
@@ -399,6 +400,6 @@ def test_a_net_with_attention_trains_in_every_engine(exact, device):
         drive(sim)
         ended.append(sim.method.row)
         rows = [sim.method.row, layout.pack(layout.net)]
-        found = evaluate([sim.evaluation(row, sim.federation.test_set) for row in rows])
+        found = evaluate([evaluation(sim, row, sim.federation.test_set) for row in rows])
         assert found[0]["loss"] == pytest.approx(sim.history[-1].loss, rel=1e-3)
     assert apart(ended[1], ended[0]) <= 1e-4

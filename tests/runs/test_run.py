@@ -13,6 +13,7 @@ from fedcat.core.interrupt import DeferredInterrupt
 from fedcat.core.text import json_text
 from fedcat.methods import FedAvg, FedCat
 from fedcat.methods.base import Method
+from fedcat.runs.evaluations import client_scores, score
 from fedcat.runs.history import Record
 from fedcat.runs.progress import ProgressDisplay
 
@@ -126,7 +127,7 @@ def test_a_bound_keeps_large_changes_out():
 def test_accuracy_on_each_clients_own_data():
     sim = simulate(FedAvg, FED, LAYOUT, rounds=1)
     drive(sim)
-    found = sim.client_scores().rows()
+    found = client_scores(sim).rows()
     assert [f["samples"] for f in found] == FED.sizes.tolist()
     net = small_net().double()
     LAYOUT.write(sim.method.row, net)
@@ -206,7 +207,7 @@ def test_a_cycle_that_the_last_round_cuts_short_is_aggregated():
     start = sim.method.row
     drive(sim)
     assert not torch.equal(sim.method.row, start)
-    assert sim.history[-1].metrics == sim.score()
+    assert sim.history[-1].metrics == score(sim)
 
 
 def test_a_round_that_is_due_is_evaluated_once(monkeypatch):

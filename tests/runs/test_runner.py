@@ -23,6 +23,7 @@ from fedcat.core.errors import SettingError
 from fedcat.protocol.ledger import HopRecord
 from fedcat.runs.build import Builder
 from fedcat.runs.driver import Driver
+from fedcat.runs.evaluations import final_clients
 from fedcat.runs.folder import RunFolder, claim, reserve
 from fedcat.runs.history import Record
 from fedcat.runs.run_files import COLUMNS, read_history
@@ -167,7 +168,7 @@ def test_a_model_that_cannot_be_saved_is_trouble_and_not_an_error(tmp_path):
 
 def test_an_end_that_fails_leaves_the_other_runs_alone(tmp_path, monkeypatch):
     runs = prepared(3, per_client=True)
-    monkeypatch.setattr(runs[0], "client_scores", lambda: 1 / 0)
+    monkeypatch.setattr("fedcat.runs.run.final_clients", lambda run: 1 / 0 if run is runs[0] else final_clients(run))
     results = execute(runs, [tmp_path / str(i) for i in range(3)])
     assert [result.status for result in results] == ["failed", "finished", "finished"]
     assert isinstance(results[0].error, ZeroDivisionError)

@@ -12,15 +12,16 @@ from torch import Tensor
 from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError
 from fedcat.core.text import plural
-from fedcat.data.federation import EvaluationSet, Federation
+from fedcat.data.federation import Federation
 from fedcat.engines.base import Engine, Job
-from fedcat.engines.evaluation import Evaluation, Scores, evaluate
+from fedcat.engines.evaluation import Evaluation, Scores
 from fedcat.methods.base import Method
 from fedcat.models.metrics import ClientScores, make_metrics, make_monitor
 from fedcat.protocol.ledger import Ledger
 from fedcat.protocol.reply import Reply
 from fedcat.protocol.reply_check import NOT_FINITE
 from fedcat.protocol.task import Task
+from fedcat.runs.evaluations import count_evaluation, evaluations, final_clients
 from fedcat.runs.history import Record
 from fedcat.runs.inbox import Inbox
 from fedcat.runs.lifecycle import Lifecycle
@@ -28,8 +29,6 @@ from fedcat.runs.result import Result
 from fedcat.runs.summary import Decisions, RunSummary, summarize
 
 STATE_VERSION = 2
-HELD_OUT = ("validation", "client_test")
-"""The clients' own data that the global model is evaluated on."""
 
 
 class Run(Lifecycle):
@@ -158,32 +157,7 @@ class Run(Lifecycle):
             self._closed = True
         if number < self.rounds and number % self.settings.evaluation_interval:
             return {}
-        rows = self.method.models(*self.settings.evaluate)
-        found = {("test", model): self.evaluation(row, self.federation.test_set) for model, row in rows.items()}
-        for name in HELD_OUT:
-            held = getattr(self.federation, name)
-            if held is not None:
-                found[name, "global"] = self.evaluation(rows["global"], held, per_client=True)
-        return found
-
-    def evaluation(self, row: Tensor, on: EvaluationSet, per_client: bool = False) -> Evaluation:
-        """Return the job that evaluates a row on some samples."""
-        layout, engine = self.task.layout, self.engine
-        together = engine.name == "stacked" and not engine.exact
-        return Evaluation(layout, row, on.to(layout.device), list(self.metrics.values()), per_client, together)
-
-    def score(self) -> Scores:
-        """Return the global model's metrics on the test data."""
-        (found,) = evaluate([self.evaluation(self.method.models()["global"], self.federation.test_set)])
-        assert isinstance(found, dict)
-        return found
-
-    def client_scores(self) -> ClientScores:
-        """Return the global model's metrics on each client's own data: its test data if it has any, else training."""
-        held = self.federation.client_test or self.federation.train_set
-        (found,) = evaluate([self.evaluation(self.method.models()["global"], held, per_client=True)])
-        assert isinstance(found, ClientScores)
-        return found
+        return evaluations(self)
 
     def record(self, scores: Mapping[tuple[str, str], Scores | ClientScores]) -> Record | None:
         """Record the next round if it is complete, with the results of what was due."""
@@ -195,7 +169,7 @@ class Run(Lifecycle):
         for (name, model), found in scores.items():
             if isinstance(found, ClientScores):
                 setattr(record, name, {m.name: found.spread(m) for m in self.metrics.values()})
-                self._count_evaluation(name, found)
+                count_evaluation(self, name, found)
             elif model == "global":
                 record.metrics = found
             else:
@@ -214,33 +188,10 @@ class Run(Lifecycle):
         if self.done:
             self.end()
 
-    def _count_evaluation(self, name: str, found: ClientScores) -> None:
-        """Count what an evaluation on clients takes: the model down, and one number per metric and the samples up.
-
-        If it steers the method, that is training traffic.
-        """
-        down, up = self._evaluation_bytes(found)
-        if name == "validation" and type(self.method).validated is not Method.validated:
-            self.ledger.down += down
-            self.ledger.up += up
-            self.method.validated(found)
-        else:
-            self.ledger.evaluation += down + up
-
-    def _evaluation_bytes(self, found: ClientScores) -> tuple[int, int]:
-        row = self.method.models()["global"]
-        return len(found.clients) * row.nbytes, len(found.clients) * 8 * (len(self.metrics) + 1)
-
     def _finish(self) -> None:
         """Evaluate the final model on each client, if that is wanted."""
         if self.settings.per_client:
-            found, names = self.client_scores(), self.federation.client_names
-            trained = self.federation.client_test is None
-            if trained:  # the clients' test data was evaluated after the last round, and counted then
-                self.ledger.evaluation += sum(self._evaluation_bytes(found))
-            about = {"data": "training" if trained else "test"}
-            rows = [(row, {"name": names[row["client"]]} if names else {}) for row in found.rows()]
-            self.clients = [{**row, **about, **name} for row, name in rows]
+            self.clients = final_clients(self)
 
     def _closing_notes(self) -> list[str]:
         """Return notes on replies that are missing and on numbers that are not finite."""

@@ -14,6 +14,7 @@ import torch
 
 from fedcat.core.errors import SettingError
 from fedcat.models.metrics import Metric
+from fedcat.runs.evaluations import score
 from fedcat.runs.history import Record
 from fedcat.version import __version__
 
@@ -215,7 +216,7 @@ def summarize(run: Run) -> RunSummary:
     layout, federation, history, ledger = run.task.layout, run.federation, run.history, run.ledger
     figures = figures_of(history, run.metrics)
     if run.status in ("stopped", "interrupted") and run.rows() and not (history and history[-1].evaluated):
-        for name, value in run.score().items():
+        for name, value in score(run).items():
             figures["global"][name] = replace(figures["global"][name], final=value)
     last = next((record for record in reversed(history) if record.evaluated), Record(0))
     hops, moved = sum(len(record.hops) for record in history), sum(ledger.until(len(history)))
