@@ -74,6 +74,18 @@ def test_what_never_learned_or_only_stumbles_has_not_collapsed(losses):
     assert run.late_notes == []
 
 
+@pytest.mark.parametrize(("accuracy", "told"), [(None, True), (0.1, True), (0.5, False)])
+def test_a_model_that_is_no_better_than_a_constant_answer_has_learned_nothing(accuracy, told):
+    """On clients with few classes, the training loss of led steps can stay above chance while the model learns."""
+    run, watch = Hops(), CollapseWatch("warn", 2)
+    feed(watch, run, [2.4] * 10)
+    if accuracy is not None:
+        run.seen[-1].metrics = {"accuracy": accuracy}
+    watch.on_end(run)
+    note = "the model has learned nothing: its training loss was never below that of chance"
+    assert run.late_notes == ([note] if told else [])
+
+
 def test_other_losses_are_compared_with_the_beginning():
     run = Hops(classes=0)
     with pytest.warns(UserWarning, match="after 0.10 times"):

@@ -24,6 +24,8 @@ ENOUGH = 5
 """Averages of the training loss of which none was below chance, after which a model has learned nothing."""
 SILENT = 3
 """The least number of rounds without finite numbers that count as a collapse."""
+CONSTANT = 1.1
+"""An accuracy up to so many times that of a constant answer is no better."""
 GOOD = 1.2
 """How much larger than its smallest the training loss may be for a model to count as good."""
 
@@ -81,8 +83,16 @@ class CollapseWatch(Callback):
             self._act(run, f"the model has collapsed by round {record.round}: {why}")
 
     def on_end(self, run: Run) -> None:
-        """Say so if a model has learned nothing."""
-        if self._comparable and CHANCE <= self._least < math.inf and len(run.history) >= ENOUGH * self.interval:
+        """Say so if a model has learned nothing.
+
+        A loss that was never below chance is not enough: where clients hold few classes, knowing how frequent they are
+        is worth more than a good model whose steps are led by other clients. So no evaluation may be better than a
+        constant answer.
+        """
+        if not (self._comparable and CHANCE <= self._least < math.inf and len(run.history) >= ENOUGH * self.interval):
+            return
+        best = max([self._best, *(record.metrics.get("accuracy", 0.0) for record in run.history)])
+        if best <= CONSTANT * (_largest_share(run.federation) if run.federation.classes else math.inf):
             run.late_notes.append("the model has learned nothing: its training loss was never below that of chance")
 
     def _chance(self, client: int) -> float:
@@ -118,7 +128,7 @@ class CollapseWatch(Callback):
             return "it contains numbers that are not finite"
         if "accuracy" in record.validation:
             accuracy, share = record.validation["accuracy"]["weighted_mean"], _largest_share(run.federation)
-            if self._best >= 2 * share and accuracy <= 1.1 * share:
+            if self._best >= 2 * share and accuracy <= CONSTANT * share:
                 return f"validation accuracy {accuracy:.1%} after {self._best:.1%}; a constant answer gives {share:.1%}"
             self._best = max(self._best, accuracy)
         if ratio is None:
