@@ -1,4 +1,7 @@
-"""Collapse: noticed by training loss, validation data or numbers that are not finite, never by test data."""
+"""Collapse: noticed by training loss, validation data or numbers that are not finite, never by test data.
+
+Test data can only take back the note that nothing was learned.
+"""
 
 from __future__ import annotations
 
@@ -74,13 +77,23 @@ def test_what_never_learned_or_only_stumbles_has_not_collapsed(losses):
     assert run.late_notes == []
 
 
-@pytest.mark.parametrize(("accuracy", "told"), [(None, True), (0.1, True), (0.5, False)])
-def test_a_model_that_is_no_better_than_a_constant_answer_has_learned_nothing(accuracy, told):
+@pytest.mark.parametrize(
+    ("classes", "accuracies", "validation", "told"),
+    [
+        (10, [], None, True),
+        (10, [0.1, 0.12], None, True),
+        (10, [0.3, 0.3], None, True),  # a net that never changed can be lucky
+        (10, [0.1, 0.5], None, False),
+        (10, [], [0.1] * 9 + [0.5], False),
+        (2, [0.5, 0.9], None, False),
+    ],
+)
+def test_a_model_that_is_no_better_than_a_constant_answer_has_learned_nothing(classes, accuracies, validation, told):
     """On clients with few classes, the training loss of led steps can stay above chance while the model learns."""
-    run, watch = Hops(), CollapseWatch("warn", 2)
-    feed(watch, run, [2.4] * 10)
-    if accuracy is not None:
-        run.seen[-1].metrics = {"accuracy": accuracy}
+    run, watch = Hops(classes), CollapseWatch("warn", 2)
+    feed(watch, run, [2.4] * 10, validation)
+    for record, accuracy in zip(run.seen, accuracies, strict=False):
+        record.metrics = {"accuracy": accuracy}
     watch.on_end(run)
     note = "the model has learned nothing: its training loss was never below that of chance"
     assert run.late_notes == ([note] if told else [])

@@ -24,14 +24,14 @@ ENOUGH = 5
 """Averages of the training loss of which none was below chance, after which a model has learned nothing."""
 SILENT = 3
 """The least number of rounds without finite numbers that count as a collapse."""
-CONSTANT = 1.1
-"""An accuracy up to so many times that of a constant answer is no better."""
 GOOD = 1.2
 """How much larger than its smallest the training loss may be for a model to count as good."""
 
 
 class CollapseWatch(Callback):
-    """Notices that the global model collapses, by training loss and validation data, never by test data.
+    """Notices that the global model collapses, by training loss and validation data.
+
+    A collapse is never judged by test data.
 
     The training loss is compared with chance: the loss of a net that knows how frequent each class is at each client
     and nothing else. For other losses than the cross entropy, chance is the loss at the beginning. The loss of a method
@@ -86,14 +86,20 @@ class CollapseWatch(Callback):
         """Say so if a model has learned nothing.
 
         A loss that was never below chance is not enough: where clients hold few classes, knowing how frequent they are
-        is worth more than a good model whose steps are led by other clients. So no evaluation may be better than a
-        constant answer.
+        is worth more than a good model whose steps are led by other clients.
         """
-        if not (self._comparable and CHANCE <= self._least < math.inf and len(run.history) >= ENOUGH * self.interval):
-            return
-        best = max([self._best, *(record.metrics.get("accuracy", 0.0) for record in run.history)])
-        if best <= CONSTANT * (_largest_share(run.federation) if run.federation.classes else math.inf):
+        poor = self._comparable and CHANCE <= self._least < math.inf and len(run.history) >= ENOUGH * self.interval
+        if poor and not self._answers(run):
             run.late_notes.append("the model has learned nothing: its training loss was never below that of chance")
+
+    def _answers(self, run: Run) -> bool:
+        """Tell whether an accuracy, on test data only if it ever changed, is clearly better than a constant answer."""
+        if not run.federation.classes:
+            return False
+        known = {record.metrics["accuracy"] for record in run.history if "accuracy" in record.metrics}
+        best = max([self._best, *known] if len(known) > 1 else [self._best])
+        share = _largest_share(run.federation)
+        return best >= min(2 * share, (1 + share) / 2)
 
     def _chance(self, client: int) -> float:
         return math.inf if self._entropies is None else float(self._entropies[client])
@@ -128,7 +134,7 @@ class CollapseWatch(Callback):
             return "it contains numbers that are not finite"
         if "accuracy" in record.validation:
             accuracy, share = record.validation["accuracy"]["weighted_mean"], _largest_share(run.federation)
-            if self._best >= 2 * share and accuracy <= CONSTANT * share:
+            if self._best >= 2 * share and accuracy <= 1.1 * share:
                 return f"validation accuracy {accuracy:.1%} after {self._best:.1%}; a constant answer gives {share:.1%}"
             self._best = max(self._best, accuracy)
         if ratio is None:
