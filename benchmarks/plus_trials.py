@@ -4,8 +4,8 @@
     python benchmarks/plus_trials.py methods --rows digits-0.1,digits-0.1/epochs=1,digits-1.0/per_round=2/rounds=250
 
 The trials of a series run side by side, each on every row, with data held out from every client. A row may change
-settings. One line of JSON is written for each run: the validation accuracies of its global model and of that model's
-average over rounds.
+settings. One line of JSON is written for each run: the validation accuracies of its global model, of that model's
+average over rounds, and of other averages that a trial keeps.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from fedcat.config.resolve import TRAINING
+from fedcat.config.resolve import OF_METHODS
 from fedcat.core.options import Typed
 from fedcat.data.federation import EvaluationSet
+from fedcat.methods.average import RunningAverage
 from fedcat.methods.fedcat_plus import FedCatPlus
 from fedcat.runs.build import Builder
 from fedcat.runs.driver import Driver
@@ -37,9 +38,26 @@ ROWS = {
 
 
 class Trial(FedCatPlus):
-    """FedCat-Plus whose distance grows with another power of the way, or whose lead has no limit but its own."""
+    """FedCat-Plus whose distance grows with another power of the way, or whose lead has no limit but its own.
 
-    power, limited = 2, True
+    It may keep more averages over rounds, of other memories, which are evaluated beside its own.
+    """
+
+    power, limited, memories = 2, True, ()
+
+    def __init__(self, context, **options):
+        super().__init__(context, **options)
+        self.more = {f"average {memory:g}": RunningAverage(memory) for memory in self.memories}
+
+    def _complete(self, round):
+        arrived = bool(self._steps)
+        super()._complete(round)
+        for average in self.more.values() if arrived else ():
+            average.add(self._mean(self.copies, self.seen))
+
+    def models(self, *wanted):
+        known = {name: average.row for name, average in self.more.items() if average.row is not None}
+        return {**super().models(*wanted), **known}
 
     def _share(self, round):
         return super()._share(round) if self.limited else min(self.limit, round / (round + self.warm_up))
@@ -91,6 +109,14 @@ SERIES = {
     },
     "rivals": RIVALS,
     "methods": METHODS,
+    "averages": {
+        "as in the package": variant(memories=(8, 5, 4, 3, 2)),
+        **{
+            f"{name}, average {memory:g}": (name, {"average": memory})
+            for name in ("fedavg", "scaffold", "fedcat", "fedcross", "fedmr", "fedcm")
+            for memory in (0.95, 4.0)
+        },
+    },
     "leads": {
         **METHODS,
         **{f"lead {lead:g}": variant({"lead": lead}, limited=False) for lead in (0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
@@ -115,8 +141,8 @@ def settings_of(row):
 def build(builder, trial, row, seed, given):
     """Build one run."""
     method, options = trial
-    training = {name: value for name, value in options.items() if name in TRAINING}
-    own = {"method_options": {name: value for name, value in options.items() if name not in TRAINING}}
+    training = {name: value for name, value in options.items() if name in OF_METHODS}
+    own = {"method_options": {name: value for name, value in options.items() if name not in OF_METHODS}}
     settings = {"method": method, "seed": seed, **settings_of(row), **training, **own, **given}
     run = builder.build({"validation": HELD_OUT, "average": AVERAGE, **settings})
     run.federation = judged_on_validation(run.federation)
@@ -126,13 +152,14 @@ def build(builder, trial, row, seed, given):
 def line_of(trial, row, seed, run):
     """Return what is kept of a run."""
     known = [record for record in run.history if record.evaluated]
+    others = list(known[-1].others) if known else ["average"]
     return {
         "trial": trial,
         "row": row,
         "seed": seed,
         "rounds": [r.round for r in known],
         "accuracy": [round(record.metrics["accuracy"], 4) for record in known],
-        "average": [round(record.others["average"]["accuracy"], 4) for record in known],
+        **{name: [round(record.others[name]["accuracy"], 4) for record in known] for name in others},
     }
 
 

@@ -438,9 +438,17 @@ def test_a_preset_that_agrees_with_the_file_overrides_nothing():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("epochs", 3), ("batch_size", 7), ("lr", 0.5), ("momentum", 0.1), ("weight_decay", 0.01), ("clip", 2.0)],
+    [
+        ("epochs", 3),
+        ("batch_size", 7),
+        ("lr", 0.5),
+        ("momentum", 0.1),
+        ("weight_decay", 0.01),
+        ("clip", 2.0),
+        ("average", 4.0),
+    ],
 )
-def test_settings_of_local_training_may_stand_in_a_methods_table(name, value):
+def test_some_settings_may_stand_in_a_methods_table(name, value):
     found = resolve({"method": "scaffold", "options": {"scaffold": {name: value}, "fedavg": {name: value}}}).settings
     assert getattr(found, name) == value
     assert name not in found.options["scaffold"]

@@ -148,7 +148,8 @@ BOUNDS = [
     *((name, [1e-9, 5.0], [0.0, -1.0]) for name in ("lr", "clip", "bound", "memory", *CLOCK)),
     *((name, [0.0, 1.0], [-1e-9, 1.001]) for name in ("dropout", "corrupt", "flip")),
     *((name, [0.0, 5.0], [-1e-9]) for name in ("lr_decay", "weight_decay")),
-    *((name, [0.0, 0.999], [-1e-9, 1.0]) for name in ("momentum", "average", "client_test", "validation")),
+    ("average", [0.0, 0.95, 4.0, 20.0], [-1e-9, 95.0]),
+    *((name, [0.0, 0.999], [-1e-9, 1.0]) for name in ("momentum", "client_test", "validation")),
     ("fraction", [1e-9, 1.0], [0.0, 1.001]),
     *((name, [0, 2**63 - 1], [-1, 2**63]) for name in ("seed", "data_seed")),
 ]

@@ -34,9 +34,19 @@ def test_the_weights_fall_by_the_decay_and_add_up_to_one():
     assert torch.equal(first.row, rows[1])
 
 
-def test_an_average_goes_on_from_its_state():
+def test_from_one_on_the_weights_grow_with_a_power_of_the_round():
+    for power, wanted in ((1.0, [1, 2, 3, 4]), (2.0, [2, 6, 12, 20])):
+        average = RunningAverage(power, warm_up=20.0)
+        for row in torch.eye(4).double():
+            average.add(row)
+        weights = torch.tensor(wanted).double()
+        assert torch.allclose(average.row, weights / weights.sum(), atol=1e-15)
+
+
+@pytest.mark.parametrize("memory", [0.8, 3.0])
+def test_an_average_goes_on_from_its_state(memory):
     rows = torch.randn(6, 3).double()
-    whole, first, second = (RunningAverage(0.8) for _ in range(3))
+    whole, first, second = (RunningAverage(memory) for _ in range(3))
     assert first.state() == {"rounds": 0, "row": None}
     for row in rows:
         whole.add(row)
@@ -140,6 +150,12 @@ def test_a_comparison_has_the_average_in_its_lines(tmp_path):
         assert line.mean_std("best", "average")[0] == pytest.approx(sum(best) / 2)
         assert kept["others"]["average"]["best"]["mean"] == line.mean_std("best", "average")[0]
         assert kept["relative_traffic"] == pytest.approx(1.0)
+
+
+def test_a_method_may_have_an_average_of_its_own(tmp_path):
+    lines = fedcat.compare(["fedavg", "fedcat"], options={"fedcat": {"average": 2}}, **SHORT)
+    assert [line.others for line in lines] == [[], ["average"]]
+    assert lines[1].results[0].settings.average == 2
 
 
 class Stubborn(fedcat.Method):

@@ -54,6 +54,7 @@ VARIANTS = [
     ("fedcat-plus", {"spread": 0.0}, {"average": 0.9}),
     ("fedcat-plus", {"lead": 0.0, "retry": 1}, {}),
     ("fedcat-plus", {"smoothing": 0.0}, {}),
+    ("fedcat-plus", {"smoothing": 4.0}, {"average": 4.0}),
     ("fedcross", {"collaborator": "in-order", "alpha": 0.8}, {}),
     ("fedmr", {"first_stage": 2}, {}),
     ("fedcm", {"weighting": "equal"}, {"average": 0.9, "weight_decay": 0.01}),

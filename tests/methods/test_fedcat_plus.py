@@ -323,7 +323,7 @@ def test_a_model_that_is_taken_back_takes_its_copies_and_its_step_along():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("spread", -0.1), ("lead", 1.0), ("smoothing", 1.0), ("own", 1.1), ("gain", -0.5), ("skew", 2.0)],
+    [("spread", -0.1), ("lead", 1.0), ("smoothing", 95.0), ("own", 1.1), ("gain", -0.5), ("skew", 2.0)],
 )
 def test_options_outside_their_bounds_are_refused(name, value):
     with pytest.raises(SettingError, match=f"{name} must be"):

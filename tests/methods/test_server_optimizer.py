@@ -373,7 +373,7 @@ def test_a_users_own_step():
             {"method": "fedavg", "server_optimizer": Mute},
             r"server_optimizer Mute must return parameters of .* got None",
         ),
-        ({"method": "fedavg", "average": 1.0}, "average must be at least 0 and below 1, got 1"),
+        ({"method": "fedavg", "average": 95.0}, "average must be at least 0 and at most 20, got 95"),
     ],
 )
 def test_what_cannot_be_is_named(given, message):

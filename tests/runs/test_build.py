@@ -191,7 +191,7 @@ def test_batch_norm_needs_two_samples_and_joins_a_lone_one():
         ({"method": "fedcat", "options": {"fedcat": {"grouping": 1}}}, "fedcat.grouping must be true or false, got 1"),
         (
             {"method": "fedavg", "options": {"fedavg": {"mu": 1}}},
-            "option of fedavg 'mu': available: batch_size",
+            "option of fedavg 'mu': available: average, batch_size",
         ),
         (
             {"method": Bare, "options": {"Bare": {"mu": 1}}},

@@ -60,9 +60,9 @@ out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
 
 WHICH = (
-    "Which one? On skewed data fedcat-plus, at 1.5 times FedAvg's traffic. On small, easy data, or if clients hold "
-    "almost the same classes, scaffold with --clip 10 does as well or better, at twice the traffic. At FedAvg's own "
-    "traffic fedcross or fedmr, with --average 0.95."
+    "Which one? On skewed data fedcat-plus, at 1.5 times FedAvg's traffic. On small, easy data scaffold with --clip 10 "
+    "does as well or better, and where clients hold almost the same classes scaffold does as well, at twice the "
+    "traffic. At FedAvg's own traffic fedcross or fedmr, with --average 0.95."
 )
 """What the comparison of all methods on the paper's data says (docs/fedcat-plus.md)."""
 

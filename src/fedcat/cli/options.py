@@ -57,7 +57,7 @@ def _table_option(flags: tuple[str, ...], help: str) -> Any:
 MethodOptions = _table_option(
     ("--option", "-o"),
     "option of the method, such as epsilon=0.5; METHOD.NAME=VALUE: of this method alone, also its optimizer, lr, "
-    "momentum, weight_decay, clip, epochs or batch_size, such as scaffold.clip=10",
+    "momentum, weight_decay, clip, epochs, batch_size or average, such as scaffold.clip=10",
 )
 Trust = Annotated[
     bool,

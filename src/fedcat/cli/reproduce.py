@@ -15,7 +15,7 @@ from rich.table import Table
 from fedcat.cli.options import Command, Group, method_tables, with_settings
 from fedcat.cli.tables import say
 from fedcat.config.presets import preset_datasets, preset_names
-from fedcat.config.resolve import TRAINING
+from fedcat.config.resolve import OF_METHODS
 from fedcat.config.settings import Settings
 from fedcat.core.errors import SettingError, unknown_name
 from fedcat.core.options import Typed, check_bounds, check_options, options
@@ -253,11 +253,11 @@ def _options(texts: list[str] | None, methods: Sequence[str]) -> dict[str, dict[
         factory = METHODS.get(name)
         if name not in methods:
             raise SettingError(f"option of {name} has no effect: the methods are {', '.join(methods)}")
-        names = [option for option in table if option in TRAINING and option not in options(factory)]
-        training = Settings.checked({option: table[option] for option in names})
+        names = [option for option in table if option in OF_METHODS and option not in options(factory)]
+        settings = Settings.checked({option: table[option] for option in names})
         rest = {option: value for option, value in table.items() if option not in names}
         found[name] = check_options("method", name, factory, rest)
-        found[name] |= {option: getattr(training, option) for option in names}
+        found[name] |= {option: getattr(settings, option) for option in names}
     return found
 
 

@@ -80,6 +80,7 @@ def describe(settings: Sequence[Settings]) -> str:
         each(lambda s: f"lr {s.lr:g}"),
         each(lambda s: f"momentum {s.momentum:g}" if s.optimizer == "sgd" else _part("optimizer", s.optimizer, s)),
         each(lambda s: "" if s.clip is None else f"clip {s.clip:g}"),
+        each(lambda s: "" if s.average is None else f"average {s.average:g}"),
         same(lambda s: _part("aggregator", s.aggregator, s) if s.aggregator else ""),
         same(_faults),
         same(lambda s: plural(s.rounds, "round")),

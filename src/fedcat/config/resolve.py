@@ -48,8 +48,8 @@ from fedcat.methods.server_optimizer import SERVER_OPTIMIZERS
 from fedcat.models.metrics import METRICS
 from fedcat.protocol.local_optimizer import OPTIMIZERS
 
-TRAINING = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "clip")
-"""Settings of local training that a method's table of options may hold, for this method alone."""
+OF_METHODS = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "clip", "average")
+"""Settings that a method's table of options may hold, for this method alone."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def resolve(given: Mapping[str, Any], file: SettingsFile | None = None, load: Lo
 
 
 def _lifted(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any], SettingsFile]:
-    """Return both layers with the settings of local training that stand in the method's own table beside the others."""
+    """Return both layers with the settings that stand in the method's own table beside the others."""
     method = upper.get("method", file.layer.get("method", Settings.method))
     factory = METHODS.get(method) if isinstance(method, str) else method
     names = {method if isinstance(method, str) else import_path(method), label_of(factory)}
@@ -134,8 +134,8 @@ def _lifted(upper: Mapping[str, Any], file: SettingsFile) -> tuple[dict[str, Any
         if not isinstance(tables, Mapping):
             return dict(layer)
         own = {name: table for name, table in tables.items() if name in names and isinstance(table, Mapping)}
-        training = set(TRAINING) - options(factory).keys()
-        raised = {n: v for table in own.values() for n, v in table.items() if n in training}
+        settings = set(OF_METHODS) - options(factory).keys()
+        raised = {n: v for table in own.values() for n, v in table.items() if n in settings}
         rest = {name: {n: v for n, v in table.items() if n not in raised} for name, table in own.items()}
         return {**layer, **({"options": {**tables, **rest}} if raised else {}), **raised}
 
@@ -219,7 +219,7 @@ def _check_before_loading(named: Mapping[str, Any], objects: Mapping[str, Any], 
     known = Settings.checked({name: value for name, value in named.items() if name not in late})
     parts = {name: _part(name, named, objects) for name in REGISTRIES}
     tables = _method_tables(named, objects)
-    taken = [*options(parts["method"]), *TRAINING]
+    taken = [*options(parts["method"]), *OF_METHODS]
     for name in tables.get(known.method, {}):
         if name not in taken and name not in named.get("method_options", {}):
             raise unknown_name(f"option of {known.method}", name, taken)

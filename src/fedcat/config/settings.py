@@ -143,8 +143,9 @@ class Settings:
     average: float | None = _setting(
         None,
         SERVER,
-        "also keep and evaluate an exponential average of the model over rounds with this decay, such as 0.95",
-        Bounds(at_least=0, below=1),
+        "also keep and evaluate an average of the model over rounds: exponential with this decay, such as 0.95, or, "
+        "from 1 on, with weights that grow with this power of the round",
+        Bounds(at_least=0, at_most=20),
     )
     selector: str = _setting(
         "", METHOD, "client selection, see `fedcat methods`, or module:function; default: the method's own"

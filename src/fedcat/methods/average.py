@@ -26,31 +26,35 @@ def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
 
 
 class RunningAverage:
-    """The exponential average of a row over rounds: weight 1 - decay for the last round, less for each earlier one.
-
-    Without a warm-up, the weights are divided by their sum, so that the average is unbiased from the first round on.
+    """The average of a row over rounds, later rounds weighing more; the weights always add up to one.
 
     Parameters
     ----------
-    decay : float
-        The factor by which a round's weight shrinks in each later round, 0 <= decay < 1.
+    memory : float
+        Below 1, the average is exponential: the factor by which a round's weight shrinks in each later round. From 1
+        on, the weights grow with this power of the round (Shamir & Zhang 2013): a power p looks back over about
+        1 / (p + 2) of the rounds, however many there are.
     warm_up : float
-        If positive, the memory grows with the rounds: the share of round r, counted from 0, is at least
-        warm_up / (warm_up + r). A model that still learns fast is then not held back by its first rounds.
+        If positive, the memory of an exponential average grows with the rounds: the share of round r, counted from 0,
+        is at least warm_up / (warm_up + r). A model that still learns fast is then not held back by its first rounds.
     """
 
-    def __init__(self, decay: float, warm_up: float = 0.0) -> None:
-        self.decay, self.warm_up = decay, warm_up
+    def __init__(self, memory: float, warm_up: float = 0.0) -> None:
+        self.memory, self.warm_up = memory, warm_up
         self.rounds = 0
         self.row: Tensor | None = None
 
     def add(self, row: Tensor) -> None:
         """Add a round's row to the average."""
         self.rounds += 1
-        share = (1 - self.decay) / (1 - self.decay**self.rounds)
-        if self.warm_up:
-            share = max(share, self.warm_up / (self.warm_up + self.rounds - 1))
-        self.row = row if self.row is None else self.row + share * (row - self.row)
+        self.row = row if self.row is None else self.row + self._share() * (row - self.row)
+
+    def _share(self) -> float:
+        """Return the share of the newest round."""
+        if self.memory >= 1:
+            return (self.memory + 1) / (self.memory + self.rounds)
+        share = (1 - self.memory) / (1 - self.memory**self.rounds)
+        return max(share, self.warm_up / (self.warm_up + self.rounds - 1)) if self.warm_up else share
 
     def state(self) -> dict[str, Any]:
         """Return the average and the number of rounds in it."""

@@ -53,7 +53,7 @@ class Context:
     server_optimizer : ServerOptimizerChoice
         The server optimizer that the user chose, if any.
     average : float, optional
-        The decay of an average of the model over rounds, if one is wanted.
+        The memory of an average of the model over rounds, if one is wanted, see `RunningAverage`.
     ban_after : int, optional
         The number of refused replies after which a client is not selected any more; None for never.
     blank : Tensor, optional

@@ -58,7 +58,8 @@ class FedCatPlus(FedCat):
     gain : float
         How much larger a client's own learning rate is where the mean step has the whole share.
     smoothing : float
-        The decay of the average over rounds that is the global model; 0: it is the last mean of the copies.
+        The memory of the average over rounds that is the global model, see `RunningAverage`; 0: it is the last mean of
+        the copies.
     skew : float, optional
         The mean total variation distance between a client's class shares and those of all data. By default it is
         computed from the label counts that each client reports once; 0.75 until some are known, or if the targets are
@@ -73,7 +74,7 @@ class FedCatPlus(FedCat):
     warm_up : int
         Rounds after which the share of the lead is a half, or its limit.
     early : int
-        Rounds until which a round's share in the average is more than a half.
+        Rounds until which a round's share in an exponential average is more than a half.
     """
 
     growth: ClassVar[float] = 1.05
@@ -100,7 +101,7 @@ class FedCatPlus(FedCat):
         check_bounds("lead", lead, at_least=0, below=1)
         check_bounds("own", own, at_least=0, at_most=1)
         check_bounds("gain", gain, at_least=0)
-        check_bounds("smoothing", smoothing, at_least=0, below=1)
+        check_bounds("smoothing", smoothing, at_least=0, at_most=20)
         self.spread, self.limit, self.own, self.gain = spread, lead, own, gain
         self.length = 1 if spread else self.length
         self.smooth = RunningAverage(smoothing, self.early) if smoothing else None

@@ -62,7 +62,7 @@ class Case:
     validation : float
         The fraction of each client's data that is held out for choosing.
     options : tuple of (str, number or str)
-        Options of the method, or its settings of local training, that differ from the preset's.
+        Options of the method, or settings of its own such as lr, that differ from the preset's.
     choosing : bool
         Whether the case serves to choose numbers: then its test accuracies are neither shown nor kept.
     """

@@ -28,8 +28,8 @@ READINGS = (
     (
         "Average over rounds: best",
         readings.average_best,
-        "Ours, not the paper's: an exponential average of the model over rounds (decay 0.95), kept on the server "
-        "without traffic.",
+        "Ours, not the paper's: an average of the model over rounds, kept on the server without traffic; exponential "
+        "with decay 0.95, unless a method's name says otherwise.",
     ),
     (
         "Average over rounds: mean of the last five",

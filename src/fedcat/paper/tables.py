@@ -234,14 +234,15 @@ def variants_sheet(rows: Sequence[Row], champion: str = "fedcat") -> Sheet:
             figures = []
             for reading in (readings.best, readings.last_five):
                 figures += [one.text(reading), Paired.of(one, usual, reading).text]
+            figures.append(one.text(readings.average_last_five))
             figures.append("" if mine is None else Paired.of(mine, one, readings.last_five).text)
             lines.append([row.name, _variant(one.case, usual.case), *figures])
     name = label_of(champion)
     note = (
-        f"Accuracy in %; the difference to the same method in the table, and {name}'s to the variant, paired by seed. "
-        f"{SIGNIFICANT}"
+        f"Accuracy in %; the difference to the same method in the table, and {name}'s last five minus the variant's, "
+        f"paired by seed. `its average`: the last five of the variant's average over rounds. {SIGNIFICANT}"
     )
-    columns = ["", "variant", "best", "minus table", "last five", "minus table", f"{name} minus variant"]
+    columns = ["", "variant", "best", "minus table", "last five", "minus table", "its average", f"{name} minus variant"]
     return Sheet("Variants of cells", columns, lines, [note])
 
 
