@@ -141,9 +141,9 @@ def settings_of(row):
 def build(builder, trial, row, seed, given):
     """Build one run."""
     method, options = trial
-    training = {name: value for name, value in options.items() if name in OF_METHODS}
+    alone = {name: value for name, value in options.items() if name in OF_METHODS}
     own = {"method_options": {name: value for name, value in options.items() if name not in OF_METHODS}}
-    settings = {"method": method, "seed": seed, **settings_of(row), **training, **own, **given}
+    settings = {"method": method, "seed": seed, **settings_of(row), **alone, **own, **given}
     run = builder.build({"validation": HELD_OUT, "average": AVERAGE, **settings})
     run.federation = judged_on_validation(run.federation)
     return run

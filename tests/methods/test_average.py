@@ -152,7 +152,7 @@ def test_a_comparison_has_the_average_in_its_lines(tmp_path):
         assert kept["relative_traffic"] == pytest.approx(1.0)
 
 
-def test_a_method_may_have_an_average_of_its_own(tmp_path):
+def test_a_method_may_have_an_average_of_its_own():
     lines = fedcat.compare(["fedavg", "fedcat"], options={"fedcat": {"average": 2}}, **SHORT)
     assert [line.others for line in lines] == [[], ["average"]]
     assert lines[1].results[0].settings.average == 2

@@ -29,9 +29,7 @@ GOOD = 1.2
 
 
 class CollapseWatch(Callback):
-    """Notices that the global model collapses, by training loss and validation data.
-
-    A collapse is never judged by test data.
+    """Notices that the global model collapses, by training loss and validation data, never by test data.
 
     The training loss is compared with chance: the loss of a net that knows how frequent each class is at each client
     and nothing else. For other losses than the cross entropy, chance is the loss at the beginning. The loss of a method
@@ -89,10 +87,10 @@ class CollapseWatch(Callback):
         is worth more than a good model whose steps are led by other clients.
         """
         poor = self._comparable and CHANCE <= self._least < math.inf and len(run.history) >= ENOUGH * self.interval
-        if poor and not self._answers(run):
+        if poor and not self._has_learned(run):
             run.late_notes.append("the model has learned nothing: its training loss was never below that of chance")
 
-    def _answers(self, run: Run) -> bool:
+    def _has_learned(self, run: Run) -> bool:
         """Tell whether an accuracy, on test data only if it ever changed, is clearly better than a constant answer."""
         if not run.federation.classes:
             return False
