@@ -110,7 +110,7 @@ SERIES = {
     "rivals": RIVALS,
     "methods": METHODS,
     "averages": {
-        "as in the package": variant(memories=(8, 5, 4, 3, 2)),
+        "as in the package": variant(memories=(9, 2, 1)),
         **{
             f"{name}, average {memory:g}": (name, {"average": memory})
             for name in ("fedavg", "scaffold", "fedcat", "fedcross", "fedmr", "fedcm")

@@ -105,15 +105,16 @@ def test_choices_do_not_show_the_test_accuracy(fedcat_command):
 
 
 def test_fedcat_plus_against_its_rivals(fedcat_command):
-    """Its parts are taken away in turn, in runs of their own, which tables of other studies do not have."""
+    """Parts are taken away in turn, and rivals get its average, in runs that tables of other studies do not have."""
     code, out, _ = fedcat_command("reproduce", "plus", "--methods", "fedavg,fedcat-plus", *FEW)
     assert code == 0
     assert "2 runs side by side" in out
-    assert "6 runs side by side" in out
+    assert "7 runs side by side" in out
     page = Path("r/plus.md").read_text()
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert titles[:3] == ["Rows won", "The first rounds", "Each part taken away"]
     assert "| FedCat-Plus (lead 0) |" in page
+    assert "| FedAvg (average 4) |" in page
     assert "| 1.00 | 1.50 |" in page
     assert Path("r/figures/plus-lab-digits.png").exists()
     assert Path("r/figures/plus-traffic-lab-digits.png").exists()

@@ -34,13 +34,26 @@ def test_the_weights_fall_by_the_decay_and_add_up_to_one():
     assert torch.equal(first.row, rows[1])
 
 
-def test_from_one_on_the_weights_grow_with_a_power_of_the_round():
-    for power, wanted in ((1.0, [1, 2, 3, 4]), (2.0, [2, 6, 12, 20])):
-        average = RunningAverage(power, warm_up=20.0)
-        for row in torch.eye(4).double():
-            average.add(row)
-        weights = torch.tensor(wanted).double()
-        assert torch.allclose(average.row, weights / weights.sum(), atol=1e-15)
+def weights_of(memory, rounds):
+    average = RunningAverage(memory)
+    for row in torch.eye(rounds).double():
+        average.add(row)
+    return average.row
+
+
+@pytest.mark.parametrize("power", [1.0, 4.0])
+def test_from_one_on_the_weights_grow_with_a_power_of_the_round(power):
+    weights = weights_of(power, 3000)
+    assert weights.sum().item() == pytest.approx(1, abs=1e-12)
+    assert (weights[2999] / weights[1499]).item() == pytest.approx(2**power, rel=0.05 * power)
+    mean = (weights * torch.arange(3000)).sum().item()
+    assert (3000 - mean) / 3000 == pytest.approx(1 / (power + 2), rel=0.1)
+
+
+def test_at_first_an_average_with_a_power_follows_the_model_closely():
+    assert weights_of(4.0, 18)[-1] == 1
+    assert weights_of(4.0, 50)[-1].item() == pytest.approx(2 * 5 / 50)
+    assert weights_of(4.0, 500)[-1].item() == pytest.approx(1.1 * 5 / 500)
 
 
 @pytest.mark.parametrize("memory", [0.8, 3.0])

@@ -54,7 +54,7 @@ VARIANTS = [
     ("fedcat-plus", {"spread": 0.0}, {"average": 0.9}),
     ("fedcat-plus", {"lead": 0.0, "retry": 1}, {}),
     ("fedcat-plus", {"smoothing": 0.0}, {}),
-    ("fedcat-plus", {"smoothing": 4.0}, {"average": 4.0}),
+    ("fedcat-plus", {"smoothing": 0.9}, {"average": 4.0}),
     ("fedcross", {"collaborator": "in-order", "alpha": 0.8}, {}),
     ("fedmr", {"first_stage": 2}, {}),
     ("fedcm", {"weighting": "equal"}, {"average": 0.9, "weight_decay": 0.01}),
@@ -254,7 +254,7 @@ def test_a_restored_method_goes_on_with_its_server_optimizer_and_its_average(nam
 def test_the_options_of_every_method_and_their_defaults():
     weighting = {"weighting": "samples"}
     cat = {"grouping": True, "concatenation": True, "epsilon": 0.5, "lambda": 1.0, "retry": 0}
-    plus = {"spread": 0.15, "lead": 0.95, "own": 1.0, "gain": 0.5, "smoothing": 0.95, "skew": None}
+    plus = {"spread": 0.15, "lead": 0.95, "own": 1.0, "gain": 0.5, "smoothing": 4.0, "skew": None}
     found = {name: options_of(METHODS.get(name)) for name in NAMES if name != "fedgen"}
     assert found == {
         "clusamp": {"similarity": "cosine"},

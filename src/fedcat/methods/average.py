@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -32,15 +32,20 @@ class RunningAverage:
     ----------
     memory : float
         Below 1, the average is exponential: the factor by which a round's weight shrinks in each later round. From 1
-        on, the weights grow with this power of the round (Shamir & Zhang 2013): a power p looks back over about
-        1 / (p + 2) of the rounds, however many there are.
-    warm_up : float
-        If positive, the memory of an exponential average grows with the rounds: the share of round r, counted from 0,
-        is at least warm_up / (warm_up + r). A model that still learns fast is then not held back by its first rounds.
+        on, the weights grow with this power of the round (Shamir & Zhang 2013), and faster in the first rounds: a power
+        p looks back over about 1 / (p + 2) of the rounds, however many there are.
+
+    Attributes
+    ----------
+    early : int
+        The number of rounds after which a round's share is twice that of a power alone; at first it is larger still.
+        A model that still learns fast is then not held back by its first rounds.
     """
 
-    def __init__(self, memory: float, warm_up: float = 0.0) -> None:
-        self.memory, self.warm_up = memory, warm_up
+    early: ClassVar[int] = 50
+
+    def __init__(self, memory: float) -> None:
+        self.memory = memory
         self.rounds = 0
         self.row: Tensor | None = None
 
@@ -51,10 +56,9 @@ class RunningAverage:
 
     def _share(self) -> float:
         """Return the share of the newest round."""
-        if self.memory >= 1:
-            return (self.memory + 1) / (self.memory + self.rounds)
-        share = (1 - self.memory) / (1 - self.memory**self.rounds)
-        return max(share, self.warm_up / (self.warm_up + self.rounds - 1)) if self.warm_up else share
+        if self.memory < 1:
+            return (1 - self.memory) / (1 - self.memory**self.rounds)
+        return min(1.0, (self.memory + 1) / self.rounds * (1 + self.early / self.rounds))
 
     def state(self) -> dict[str, Any]:
         """Return the average and the number of rounds in it."""

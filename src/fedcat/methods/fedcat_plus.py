@@ -73,13 +73,10 @@ class FedCatPlus(FedCat):
         The largest factor by which the distance grows in a round.
     warm_up : int
         Rounds after which the share of the lead is a half, or its limit.
-    early : int
-        Rounds until which a round's share in an exponential average is more than a half.
     """
 
     growth: ClassVar[float] = 1.05
     warm_up: ClassVar[int] = 10
-    early: ClassVar[int] = 20
 
     def __init__(
         self,
@@ -89,7 +86,7 @@ class FedCatPlus(FedCat):
         lead: float = 0.95,
         own: float = 1.0,
         gain: float = 0.5,
-        smoothing: float = 0.95,
+        smoothing: float = 4.0,
         skew: Annotated[float | None, Option(bounds=Bounds(at_least=0, at_most=1))] = None,
         grouping: bool = True,
         epsilon: float = 0.5,
@@ -104,7 +101,7 @@ class FedCatPlus(FedCat):
         check_bounds("smoothing", smoothing, at_least=0, at_most=20)
         self.spread, self.limit, self.own, self.gain = spread, lead, own, gain
         self.length = 1 if spread else self.length
-        self.smooth = RunningAverage(smoothing, self.early) if smoothing else None
+        self.smooth = RunningAverage(smoothing) if smoothing else None
         self.lead = Lead(context, context.per_round if lead and own else 0)
         self.skew = UNKNOWN if skew is None else skew
         check_bounds("skew", self.skew, at_least=0, at_most=1)

@@ -23,7 +23,10 @@ Options = tuple[tuple[str, float | str], ...]
 """Options of a case."""
 CLIPPED: Options = (("clip", 10.0),)
 FASTER: Options = (("lr", 0.015),)
+NEAREST = ("scaffold", "fedcross", "fedmr")
 """FedCat-Plus takes longer steps; the rivals that come nearest may as well."""
+LONGER: Options = (("average", 4.0),)
+"""FedCat-Plus's average over rounds, for every rival."""
 CHOICES: dict[str, list[Options]] = {
     "fedcat": [
         (("epsilon", epsilon), ("lambda", cycles)) for epsilon in (0.0, 0.5, 1.0) for cycles in (1.0, 2.0, 5.0, 10.0)
@@ -119,18 +122,25 @@ def rows(
 
 
 def variants(table: Sequence[Sequence[Case]]) -> list[list[Case]]:
-    """Return variants of a table's cells: rivals that are clipped or faster, FedCat-Plus without each of its parts.
+    """Return variants of a table's cells: rivals with options, FedCat-Plus without each of its parts.
 
-    Cases that have options of their own have no variants.
+    Cases that have options of their own have no variants. Of those that hold data out, only SCAFFOLD has one.
     """
     found = []
     for row in table:
-        parts = PARTS if row[0].dataset in PARTED and not row[0].validation else []
-        faster = [FASTER] if parts else []
-        options = {"scaffold": [CLIPPED, *faster], "fedcross": faster, "fedmr": faster, "fedcat-plus": parts}
         plain = [case for case in row if not case.options]
-        found.append([replace(case, options=one) for case in plain for one in options.get(case.method, ())])
+        found.append([replace(case, options=one) for case in plain for one in _tried(case)])
     return [row for row in found if row]
+
+
+def _tried(case: Case) -> list[Options]:
+    clipped = [CLIPPED] if case.method == "scaffold" else []
+    if case.validation:
+        return clipped
+    parted = case.dataset in PARTED
+    if case.method == "fedcat-plus":
+        return PARTS if parted else []
+    return [*clipped, *([FASTER] if parted and case.method in NEAREST else []), LONGER]
 
 
 def choices(
