@@ -44,7 +44,6 @@ def weights_of(memory, rounds):
 @pytest.mark.parametrize("power", [1.0, 4.0])
 def test_from_one_on_the_weights_grow_with_a_power_of_the_round(power):
     weights = weights_of(power, 3000)
-    assert weights.sum().item() == pytest.approx(1, abs=1e-12)
     assert (weights[2999] / weights[1499]).item() == pytest.approx(2**power, rel=0.05 * power)
     mean = (weights * torch.arange(3000)).sum().item()
     assert (3000 - mean) / 3000 == pytest.approx(1 / (power + 2), rel=0.1)
@@ -58,16 +57,16 @@ def test_at_first_an_average_with_a_power_follows_the_model_closely():
 
 @pytest.mark.parametrize("memory", [0.8, 3.0])
 def test_an_average_goes_on_from_its_state(memory):
-    rows = torch.randn(6, 3).double()
+    rows = torch.randn(26, 3).double()
     whole, first, second = (RunningAverage(memory) for _ in range(3))
     assert first.state() == {"rounds": 0, "row": None}
     for row in rows:
         whole.add(row)
-    for row in rows[:4]:
+    for row in rows[:23]:
         first.add(row)
     second.restore(first.state())
-    assert second.rounds == 4
-    for row in rows[4:]:
+    assert second.rounds == 23
+    for row in rows[23:]:
         second.add(row)
     assert torch.equal(second.row, whole.row)
 

@@ -233,9 +233,9 @@ STEPPED += [("fedadam", "adam"), ("fedcat", "adam")]
 @pytest.mark.parametrize(("name", "optimizer"), STEPPED)
 def test_a_restored_method_goes_on_with_its_server_optimizer_and_its_average(name, optimizer):
     layout = layout_of(digits_net(), torch.float32)
+    options, stepper = {"smoothing": 0.9} if name == "fedcat-plus" else {}, SERVER_OPTIMIZERS.get(optimizer)
     sims = [
-        made(name, layout, "stacked", exact=True, average=0.8, server_optimizer=SERVER_OPTIMIZERS.get(optimizer)(0.5))
-        for _ in range(2)
+        made(name, layout, "stacked", options, exact=True, average=0.8, server_optimizer=stepper(0.5)) for _ in range(2)
     ]
     whole, resumed = sims
     for _ in range(4 * getattr(whole.method, "stages", 1)):

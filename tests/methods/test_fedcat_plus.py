@@ -197,6 +197,7 @@ def test_restored_in_mid_round_it_goes_on_with_the_same_bits_and_bytes():
 
     def made(**given):
         words = {"k": 4, "rounds": 9, "lr": lambda r: 0.1 / (1 + r), "average": 0.8, **given}
+        words["options"] = {"smoothing": 0.9, **words["options"]}
         return simulate(FedCatPlus, FED, LAYOUT, run_name="run", **words)
 
     chosen = {"selector": FunctionSelector(twice, 0, FED.sizes, 4), "options": {"grouping": False}}
@@ -271,7 +272,7 @@ def test_with_cycles_the_average_is_that_of_the_copies_weighted_mean():
 
 
 def test_a_lost_copy_stays_and_a_round_without_replies_changes_nothing():
-    method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=20).method
+    method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=20, options={"smoothing": 0.9}).method
     for _ in range(4):
         noisy(method)
     copies, models, step = method.copies, method.models("mean"), method.lead.step

@@ -32,14 +32,14 @@ class RunningAverage:
     ----------
     memory : float
         Below 1, the average is exponential: the factor by which a round's weight shrinks in each later round. From 1
-        on, the weights grow with this power of the round (Shamir & Zhang 2013), and faster in the first rounds: a power
-        p looks back over about 1 / (p + 2) of the rounds, however many there are.
+        on, the weights grow with this power of the round (Shamir & Zhang 2013), and faster at first: in the long run, a
+        power p looks back over 1 / (p + 2) of the rounds.
 
     Attributes
     ----------
     early : int
-        The number of rounds after which a round's share is twice that of a power alone; at first it is larger still.
-        A model that still learns fast is then not held back by its first rounds.
+        The number of rounds after which a round's share is twice that of a power alone; at first it is larger, up to
+        one. A model that still learns fast is then not held back by its first rounds.
     """
 
     early: ClassVar[int] = 50

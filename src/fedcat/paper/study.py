@@ -23,8 +23,8 @@ Options = tuple[tuple[str, float | str], ...]
 """Options of a case."""
 CLIPPED: Options = (("clip", 10.0),)
 FASTER: Options = (("lr", 0.015),)
-NEAREST = ("scaffold", "fedcross", "fedmr")
 """FedCat-Plus takes longer steps; the rivals that come nearest may as well."""
+NEAREST = ("scaffold", "fedcross", "fedmr")
 LONGER: Options = (("average", 4.0),)
 """FedCat-Plus's average over rounds, for every rival."""
 CHOICES: dict[str, list[Options]] = {
