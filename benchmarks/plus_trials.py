@@ -109,14 +109,7 @@ SERIES = {
     },
     "rivals": RIVALS,
     "methods": METHODS,
-    "averages": {
-        "as in the package": variant(memories=(9, 2, 1)),
-        **{
-            f"{name}, average {memory:g}": (name, {"average": memory})
-            for name in ("fedavg", "scaffold", "fedcat", "fedcross", "fedmr", "fedcm")
-            for memory in (0.95, 4.0)
-        },
-    },
+    "averages": {"as in the package": variant(memories=(9, 2, 1))},
     "leads": {
         **METHODS,
         **{f"lead {lead:g}": variant({"lead": lead}, limited=False) for lead in (0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},

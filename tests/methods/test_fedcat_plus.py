@@ -246,7 +246,7 @@ def test_without_classes_or_with_a_skew_that_is_given_nobody_reports_labels():
 
 
 def test_the_global_model_is_the_average_of_the_copies_mean_over_rounds():
-    method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=500).method
+    method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=200).method
     average = method.row
     assert torch.equal(method.models()["global"], average)
     for r in range(1, 200):

@@ -25,6 +25,7 @@ CLIPPED: Options = (("clip", 10.0),)
 FASTER: Options = (("lr", 0.015),)
 """FedCat-Plus takes longer steps; the rivals that come nearest may as well."""
 NEAREST = ("scaffold", "fedcross", "fedmr")
+"""Those rivals."""
 LONGER: Options = (("average", 4.0),)
 """FedCat-Plus's average over rounds, for every rival."""
 CHOICES: dict[str, list[Options]] = {
@@ -134,13 +135,13 @@ def variants(table: Sequence[Sequence[Case]]) -> list[list[Case]]:
 
 
 def _tried(case: Case) -> list[Options]:
-    clipped = [CLIPPED] if case.method == "scaffold" else []
-    if case.validation:
-        return clipped
-    parted = case.dataset in PARTED
+    parted = case.dataset in PARTED and not case.validation
     if case.method == "fedcat-plus":
         return PARTS if parted else []
-    return [*clipped, *([FASTER] if parted and case.method in NEAREST else []), LONGER]
+    tried = [CLIPPED] if case.method == "scaffold" else []
+    if parted and case.method in NEAREST:
+        tried.append(FASTER)
+    return tried if case.validation else [*tried, LONGER]
 
 
 def choices(
