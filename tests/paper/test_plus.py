@@ -38,7 +38,7 @@ CLIPPED = Case("cifar10", "scaffold", 0.1, options=(("clip", 10.0),))
     ("changed", "rival", "difference", "verdict"),
     [
         ({}, "SCAFFOLD", "**+5.00 ± 0.00**", "won"),
-        ({"fedavg": (0.5, 0.58)}, "FedAvg, average over rounds", "**+2.00 ± 0.00**", "won"),
+        ({"fedavg": (0.5, 0.58)}, "FedAvg, average", "**+2.00 ± 0.00**", "won"),
         ({CLIPPED: (0.61, 0.3)}, "SCAFFOLD (clip 10)", "**-1.00 ± 0.00**", "lost"),
         ({"scaffold": (0.6, 0.3)}, "SCAFFOLD", "+0.00 ± 0.00", "tie"),
         ({replace(CLIPPED, precision="bf16"): (0.9, 0.9)}, "SCAFFOLD", "**+5.00 ± 0.00**", "won"),
@@ -93,7 +93,7 @@ def test_chosen_is_judged_in_the_runs_with_data_held_out(tmp_path, make_run):
         "chosen",
         "3",
         "44.00 ± 0.00",
-        "SCAFFOLD, average over rounds",
+        "SCAFFOLD, average",
         "46.00 ± 0.00",
         "**-2.00 ± 0.00**",
         "lost",

@@ -61,7 +61,7 @@ err = Console(stderr=True, highlight=False, markup=False)
 
 WHICH = (
     "Which one? On skewed data fedcat-plus, at 1.5 times FedAvg's traffic. On small, easy data scaffold with --clip 10 "
-    "does as well or better, and where clients hold almost the same classes scaffold does as well, at twice the "
+    "often does as well or better, and where clients hold almost the same classes scaffold does as well, at twice the "
     "traffic. At FedAvg's own traffic fedcross or fedmr, with --average 0.95."
 )
 """What the comparison of all methods on the paper's data says (docs/fedcat-plus.md)."""

@@ -33,7 +33,7 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
             if mine is None or found is None:
                 continue
             rival, theirs, paired = found
-            name = f"{rival.case.label}{', average over rounds' if theirs is average else ''}"
+            name = f"{rival.case.label}{', average' if theirs is average else ''}"
             ours, value = mine.common(rival).text(reading), rival.common(mine).text(theirs)
             judged = [ours, name, value, paired.text, WORDS[paired.verdict]]
             lines.append([row.name, text, str(len(paired.differences)), *judged])
@@ -43,8 +43,8 @@ def won_sheet(rows: Sequence[Row]) -> Sheet:
         "A row is lost if a rival is significantly better. It is won if FedCat-Plus is significantly better than the "
         "rival that comes nearest in the mean. Else it is a tie. All figures are those of the seeds that both have. "
         "The difference to the rival that decides is paired by seed. "
-        f"{SIGNIFICANT} The `chosen` of an average is its test accuracy where its model has the best validation "
-        "accuracy."
+        f"{SIGNIFICANT} `average`: that over rounds; its `chosen` is its test accuracy where its model has the best "
+        "validation accuracy."
     )
     columns = ["", "by", "seeds", label_of(NAME), "rival", "its accuracy", "difference", ""]
     return Sheet("Rows won", columns, lines, [note])
