@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -40,14 +41,16 @@ ROWS = {
 class Trial(FedCatPlus):
     """FedCat-Plus whose distance grows with another power of the way, or whose lead has no limit but its own.
 
-    It may keep more averages over rounds, of other memories, which are evaluated beside its own.
+    Its own steps may become as long as SGD's with the way. It may keep more averages over rounds, of other memories,
+    which are evaluated beside its own.
     """
 
-    power, limited, memories = 2, True, ()
+    power, limited, fading, memories = 2, True, False, ()
 
-    def __init__(self, context, **options):
-        super().__init__(context, **options)
-        self.more = {f"average {memory:g}": RunningAverage(memory) for memory in self.memories}
+    @cached_property
+    def more(self):
+        """The averages that it keeps beside its own."""
+        return {f"average {memory:g}": RunningAverage(memory) for memory in self.memories}
 
     def _complete(self, round):
         arrived = bool(self._steps)
@@ -62,10 +65,20 @@ class Trial(FedCatPlus):
     def _share(self, round):
         return super()._share(round) if self.limited else min(self.limit, round / (round + self.warm_up))
 
+    def _way(self):
+        size = self.context.layout.parameter_size
+        return (self.row - self.context.start)[:size].norm() / self.row[:size].norm()
+
+    def _hop(self, copy, round):
+        gain = self.gain
+        self.gain = gain * max(0.0, 1 - self._way().item()) if self.fading else gain
+        hop = super()._hop(copy, round)
+        self.gain = gain
+        return hop
+
     def _scaled(self, deviations):
-        spread, size = self.spread, self.context.layout.parameter_size
-        way = (self.row - self.context.start)[:size].norm() / self.row[:size].norm()
-        self.spread = spread * way ** (self.power - 2)
+        spread = self.spread
+        self.spread = spread * self._way() ** (self.power - 2)
         scaled = super()._scaled(deviations)
         self.spread = spread
         return scaled
@@ -110,6 +123,13 @@ SERIES = {
     "rivals": RIVALS,
     "methods": METHODS,
     "averages": {"as in the package": variant(memories=(9, 2, 1))},
+    "gains": {
+        **METHODS,
+        "gain 0": variant({"gain": 0.0}),
+        **{f"gain {gain:g}, fading": variant({"gain": gain}, fading=True) for gain in (0.5, 1.0)},
+        **{f"spread {value:g}": variant({"spread": value}) for value in (0.0, 0.05, 0.1)},
+        "lead 0": variant({"lead": 0.0}),
+    },
     "leads": {
         **METHODS,
         **{f"lead {lead:g}": variant({"lead": lead}, limited=False) for lead in (0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
