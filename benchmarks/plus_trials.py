@@ -41,11 +41,11 @@ ROWS = {
 class Trial(FedCatPlus):
     """FedCat-Plus whose distance grows with another power of the way, or whose lead has no limit but its own.
 
-    Its own steps may become as long as SGD's with the way. It may keep more averages over rounds, of other memories,
-    which are evaluated beside its own.
+    Its own steps may stay longer. It may keep more averages over rounds, of other memories, which are evaluated beside
+    its own.
     """
 
-    power, limited, fading, memories = 2, True, False, ()
+    power, limited, fading, memories = 2, True, True, ()
 
     @cached_property
     def more(self):
@@ -65,20 +65,16 @@ class Trial(FedCatPlus):
     def _share(self, round):
         return super()._share(round) if self.limited else min(self.limit, round / (round + self.warm_up))
 
-    def _way(self):
-        size = self.context.layout.parameter_size
-        return (self.row - self.context.start)[:size].norm() / self.row[:size].norm()
-
     def _hop(self, copy, round):
-        gain = self.gain
-        self.gain = gain * max(0.0, 1 - self._way().item()) if self.fading else gain
+        way = self.way
+        self.way = way if self.fading else 0.0
         hop = super()._hop(copy, round)
-        self.gain = gain
+        self.way = way
         return hop
 
     def _scaled(self, deviations):
         spread = self.spread
-        self.spread = spread * self._way() ** (self.power - 2)
+        self.spread = spread * self.way ** (self.power - 2)
         scaled = super()._scaled(deviations)
         self.spread = spread
         return scaled
@@ -106,7 +102,7 @@ SERIES = {
         "scaffold, lr 0.015": RIVALS["scaffold, lr 0.015"],
         **{f"own {value:g}": variant({"own": value}) for value in (0.0, 0.5)},
         "skew 0": variant({"skew": 0.0}),
-        **{f"gain {value:g}": variant({"gain": value}) for value in (0.25, 1.0, 2.0)},
+        **{f"gain {value:g}": variant({"gain": value}) for value in (0.25, 0.5, 2.0)},
         **{f"spread {value:g}": variant({"spread": value}) for value in (0.1, 0.2)},
         "smoothing 0.98": variant({"smoothing": 0.98}),
         "momentum 0.9": variant({"momentum": 0.9}),
@@ -126,7 +122,8 @@ SERIES = {
     "gains": {
         **METHODS,
         "gain 0": variant({"gain": 0.0}),
-        **{f"gain {gain:g}, fading": variant({"gain": gain}, fading=True) for gain in (0.5, 1.0)},
+        **{f"gain {gain:g}": variant({"gain": gain}) for gain in (0.5, 2.0)},
+        **{f"gain {gain:g}, constant": variant({"gain": gain}, fading=False) for gain in (0.5, 1.0)},
         **{f"spread {value:g}": variant({"spread": value}) for value in (0.0, 0.05, 0.1)},
         "lead 0": variant({"lead": 0.0}),
     },

@@ -129,7 +129,7 @@ def test_choices_of_fedcat_plus(fedcat_command):
     code, _, _ = fedcat_command("reproduce", "choices", "--methods", "fedcat-plus", *few)
     assert code == 0
     page = Path("r/choices-fedcat-plus.md").read_text()
-    assert "| FedCat-Plus (gain 1) |" in page
+    assert "| FedCat-Plus (gain 0.5) |" in page
     assert "| the default |" in page
 
 

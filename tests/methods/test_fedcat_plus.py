@@ -120,19 +120,37 @@ def test_every_group_gives_one_client_and_no_copy_meets_one_twice_in_k_rounds():
     assert method.selector.table.dense(4).sum(0).tolist() == [4 * 6] * 4
 
 
-@pytest.mark.parametrize("gain", [0.5, 0.0, 2.0])
+@pytest.mark.parametrize("gain", [1.0, 0.0, 2.0])
 def test_the_mean_step_of_a_round_leads_the_next_and_its_share_grows(gain):
     method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=200, options={"own": 0.0, "skew": 0.1, "gain": gain}).method
-    last = torch.zeros(LAYOUT.parameter_size, dtype=torch.float64)
+    size, start = LAYOUT.parameter_size, method.row
+    last = torch.zeros(size, dtype=torch.float64)
     for r in range(220):
         hops, share = method.plan(r + 1), min(0.95, r / (r + 10))
+        way = float((method.row - start)[:size].norm() / method.row[:size].norm())
+        rate = (1 - share) * (1 + gain * share * max(0, 1 - way))
         assert all(torch.allclose(hop.sent["step"], last, atol=1e-14) for hop in hops)
         assert all(float(hop.sent["lead"]) == pytest.approx(share) for hop in hops)
-        assert all(hop.lr == pytest.approx((1 - share) * (1 + gain * share) * method.context.lr(r)) for hop in hops)
+        assert all(hop.lr == pytest.approx(rate * method.context.lr(r)) for hop in hops)
         steps = [hop.copy + 1 for hop in hops]
         method.absorb([reply_to(method, h, h.start + 0.1 * n, steps=n) for h, n in zip(hops, steps, strict=True)])
         last = torch.full_like(last, 0.1)  # whoever trained, each of its steps moved by that
     assert share == 0.95
+
+
+@pytest.mark.parametrize("spread", [0.15, 0.0])
+def test_own_steps_are_longer_until_the_mean_has_come_far(spread, monkeypatch):
+    """With a share of 1/2: 1.5 times at first, 1 + (1 - 1/3) / 2 where a third of the mean is new, then never less."""
+    monkeypatch.setattr(FedCatPlus, "_share", lambda self, round: 0.5)
+    options = {"spread": spread, "lead": 0.5, "skew": 0.0}
+    method = simulate(FedCatPlus, FED, LAYOUT, k=1, rounds=9, lr=lambda r: 0.1, options=options).method
+    start, places, rates = method.row, (1.0, 1.5, 0.25, 1.0), []
+    for round, place in enumerate(places, start=1):
+        (hop,) = method.plan(round)
+        rates.append(hop.lr / 0.1)
+        method.absorb([reply_to(method, hop, place * start)])
+    (hop,) = method.plan(len(places) + 1)
+    assert [*rates, hop.lr / 0.1] == pytest.approx([0.75, 0.75, 0.5 * (1 + 1 / 3), 0.5, 0.75])
 
 
 def test_the_step_that_leads_is_weighted_by_samples():

@@ -37,9 +37,10 @@ class FedCatPlus(FedCat):
        that their distance from it is spread * v^2 times the mean's norm, where v is how far the mean has come from the
        initial model, relative to its norm: at first the copies are nearly one model, as in FedAvg.
     2. **Lead.** In the next round, a local step is a share a of the mean step of this round's hops, plus 1 - a of the
-       client's own step at a learning rate that is larger by a * gain. The share grows with the rounds r, as
-       r / (r + 10), up to `lead`, or to 1 - skew / (0.8 K) where few clients with skewed labels make the mean step
-       noisy. In what leads a copy, its own last step has a share of own * (1 - skew)^3, the mean step the rest.
+       client's own step at a learning rate that is larger by a * gain * (1 - v), so in the first rounds only. The share
+       grows with the rounds r, as r / (r + 10), up to `lead`, or to 1 - skew / (0.8 K) where few clients with skewed
+       labels make the mean step noisy. In what leads a copy, its own last step has a share of own * (1 - skew)^3, the
+       mean step the rest.
     3. **Smooth.** The global model is an average of the copies' mean over rounds. Nobody trains it.
 
     Traffic is 1.5 times FedAvg's: the step that leads travels down with the copies.
@@ -56,7 +57,7 @@ class FedCatPlus(FedCat):
     own : float
         The share of a copy's own last step in what leads it, if labels are not skewed; 0: the mean step alone.
     gain : float
-        How much larger a client's own learning rate is where the mean step has the whole share.
+        How much larger a client's own learning rate is where the mean step has the whole share and v is 0.
     smoothing : float
         The memory of the average over rounds that is the global model, see `RunningAverage`; 0: it is the last mean of
         the copies.
@@ -73,6 +74,8 @@ class FedCatPlus(FedCat):
         The largest factor by which the distance grows in a round.
     warm_up : int
         Rounds after which the share of the lead is a half, or its limit.
+    way : float
+        The v above: how far the mean of the copies is from the initial model, relative to its norm.
     """
 
     growth: ClassVar[float] = 1.05
@@ -85,7 +88,7 @@ class FedCatPlus(FedCat):
         spread: float = 0.15,
         lead: float = 0.95,
         own: float = 1.0,
-        gain: float = 0.5,
+        gain: float = 1.0,
         smoothing: float = 4.0,
         skew: Annotated[float | None, Option(bounds=Bounds(at_least=0, at_most=1))] = None,
         grouping: bool = True,
@@ -101,6 +104,7 @@ class FedCatPlus(FedCat):
         check_bounds("smoothing", smoothing, at_least=0, at_most=20)
         self.spread, self.limit, self.own, self.gain = spread, lead, own, gain
         self.length = 1 if spread else self.length
+        self.way = 0.0
         self.smooth = RunningAverage(smoothing) if smoothing else None
         self.lead = Lead(context, context.per_round if lead and own else 0)
         self.skew = UNKNOWN if skew is None else skew
@@ -126,7 +130,8 @@ class FedCatPlus(FedCat):
         if self.labels is not None:
             hop = replace(hop, memory=self.labels.memory(hop.client))
         share = self._share(round)
-        return self.lead.send(hop, share, (1 - share) * (1 + self.gain * share))
+        longer = self.gain * share * max(0.0, 1 - self.way)
+        return self.lead.send(hop, share, (1 - share) * (1 + longer))
 
     def _share(self, round: int) -> float:
         """Return the share of the lead in a round."""
@@ -170,11 +175,13 @@ class FedCatPlus(FedCat):
         """Average the copies; they go on from where they are, but at the wanted distance from their mean."""
         if not self.spread:
             super()._aggregate()
+            self._measure()
             return
         copies = torch.stack(self.copies)
         if any(self.seen):
             mean = self.aggregate(copies, [1] * len(copies), self.row)
             self.row = self.step(self.row, mean)
+            self._measure()
             copies = self.row + self._scaled(copies - mean)
         self._end_cycle()
         self.copies = list(copies)
@@ -182,11 +189,16 @@ class FedCatPlus(FedCat):
     def _scaled(self, deviations: Tensor) -> Tensor:
         """Return deviations [K, D] of the wanted size; buffers are as they were."""
         size, norm = self.context.layout.parameter_size, torch.linalg.vector_norm
-        row, tiny = self.row[:size], torch.finfo(self.row.dtype).tiny
         length = norm(deviations[:, :size]) / math.sqrt(len(deviations))
-        wanted = self.spread * norm(row - self.context.start[:size]).square() / norm(row).clamp(min=tiny)
-        factor = (wanted / length.clamp(min=tiny)).clamp(max=self.growth)
+        wanted = self.spread * self.way * norm((self.row - self.context.start)[:size])
+        factor = (wanted / length.clamp(min=torch.finfo(length.dtype).tiny)).clamp(max=self.growth)
         return torch.cat([factor * deviations[:, :size], deviations[:, size:]], 1)
+
+    def _measure(self) -> None:
+        """Measure how far the mean has come."""
+        size, norm = self.context.layout.parameter_size, torch.linalg.vector_norm
+        moved, length = norm((self.row - self.context.start)[:size]), norm(self.row[:size])
+        self.way = (moved / length.clamp(min=torch.finfo(length.dtype).tiny)).item()
 
     def models(self, *wanted: str) -> dict[str, Tensor]:
         """Return the average over rounds as the global model; if wanted, the mean of the copies, and the copies."""
@@ -228,6 +240,7 @@ class FedCatPlus(FedCat):
             self.labels.restore(state["labels"])
 
     def _restore_learned(self, state: dict[str, Any]) -> None:
+        self._measure()
         self.lead.restore(state["lead"])
         if self.smooth is not None:
             self.smooth.restore(state["smooth"])

@@ -37,7 +37,7 @@ CHOICES: dict[str, list[Options]] = {
         (),
         *((("spread", value),) for value in (0.1, 0.2)),
         *((("own", value),) for value in (0.0, 0.5)),
-        *((("gain", value),) for value in (0.0, 1.0)),
+        *((("gain", value),) for value in (0.0, 0.5)),
     ],
 }
 """What is tried for each method whose numbers are chosen on validation data."""
