@@ -140,7 +140,7 @@ def test_the_mean_step_of_a_round_leads_the_next_and_its_share_grows(gain):
 
 @pytest.mark.parametrize("spread", [0.15, 0.0])
 def test_own_steps_are_longer_until_the_mean_has_come_far(spread, monkeypatch):
-    """With a share of 1/2: 1.5 times at first, 1 + (1 - 1/3) / 2 where a third of the mean is new, then never less."""
+    """With a share of 1/2: 1.5 times at first, 4/3 where the mean has come a third of its norm, once past its norm."""
     monkeypatch.setattr(FedCatPlus, "_share", lambda self, round: 0.5)
     options = {"spread": spread, "lead": 0.5, "skew": 0.0}
     method = simulate(FedCatPlus, FED, LAYOUT, k=1, rounds=9, lr=lambda r: 0.1, options=options).method
@@ -323,7 +323,7 @@ def test_a_model_that_is_taken_back_takes_its_copies_and_its_step_along():
     method = simulate(FedCatPlus, FED, LAYOUT, k=3, rounds=30).method
     for _ in range(5):
         noisy(method)
-    state, models = method.state(), method.models()
+    state, models, way = method.state(), method.models(), method.way
     for _ in range(3):
         noisy(method, size=1e6)
     skew, known = method.skew, [client for client in range(11) if not method.labels.uploads(client)]
@@ -333,6 +333,7 @@ def test_a_model_that_is_taken_back_takes_its_copies_and_its_step_along():
     assert len(known) > len(state["labels"])
     assert torch.equal(method.models()["global"], models["global"])
     assert torch.equal(method.lead.step, state["lead"]["step"])
+    assert method.way == way
     assert all(torch.equal(copy, state["row"]) for copy in method.copies)
     noisy(method)
     assert float(method.row.norm()) < 10 * float(state["row"].norm())

@@ -37,10 +37,10 @@ class FedCatPlus(FedCat):
        that their distance from it is spread * v^2 times the mean's norm, where v is how far the mean has come from the
        initial model, relative to its norm: at first the copies are nearly one model, as in FedAvg.
     2. **Lead.** In the next round, a local step is a share a of the mean step of this round's hops, plus 1 - a of the
-       client's own step at a learning rate that is larger by a * gain * (1 - v), so in the first rounds only. The share
-       grows with the rounds r, as r / (r + 10), up to `lead`, or to 1 - skew / (0.8 K) where few clients with skewed
-       labels make the mean step noisy. In what leads a copy, its own last step has a share of own * (1 - skew)^3, the
-       mean step the rest.
+       client's own step at a learning rate that is larger by a * gain * (1 - v), so mostly at first. The share grows
+       with the rounds r, as r / (r + 10), up to `lead`, or to 1 - skew / (0.8 K) where few clients with skewed labels
+       make the mean step noisy. In what leads a copy, its own last step has a share of own * (1 - skew)^3, the mean
+       step the rest.
     3. **Smooth.** The global model is an average of the copies' mean over rounds. Nobody trains it.
 
     Traffic is 1.5 times FedAvg's: the step that leads travels down with the copies.

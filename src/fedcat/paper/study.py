@@ -23,7 +23,7 @@ Options = tuple[tuple[str, float | str], ...]
 """Options of a case."""
 CLIPPED: Options = (("clip", 10.0),)
 FASTER: Options = (("lr", 0.015),)
-"""FedCat-Plus takes longer steps; the rivals that come nearest may as well."""
+"""FedCat-Plus takes longer steps at first; the rivals that come nearest may as well."""
 NEAREST = ("scaffold", "fedcross", "fedmr")
 """Those rivals."""
 LONGER: Options = (("average", 4.0),)
