@@ -177,7 +177,7 @@ def main():
     """Run a series."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", choices=SERIES)
-    parser.add_argument("--trials", help="some of the series, by name: such as 'own 0;gain 1' [all]")
+    parser.add_argument("--trials", help="some of the series, by name: such as 'own 0;gain 2' [all]")
     parser.add_argument("--rows", default="cifar10-0.1,cifar10-1.0,femnist", help=f"{', '.join(ROWS)}; see above")
     parser.add_argument("--seeds", default="20", help="such as 20,21")
     parser.add_argument("--minutes", type=float, default=9.0)
